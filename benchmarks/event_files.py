@@ -24,7 +24,10 @@ def read_scalars(folder: Path) -> dict[str, Scalars]:
     accumulator.Reload()
     scalars = {}
     for tag in accumulator.Tags()["scalars"]:
-        last = {event.step: event for event in sorted(accumulator.Scalars(tag), key=lambda event: event.wall_time)}
+        last = {
+            event.step: event
+            for event in sorted(accumulator.Scalars(tag), key=lambda event: event.wall_time)
+        }
         rows = [(step, last[step].value, last[step].wall_time) for step in sorted(last)]
         scalars[tag] = Scalars(*np.array(rows, dtype=np.float64).T)
     return scalars

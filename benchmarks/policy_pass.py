@@ -27,7 +27,9 @@ if ON_GPU:
 else:
     cpu.prepare_driver()
     os.environ.update(cpu.worker_environment())
-os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
+os.environ.update(
+    RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29533"
+)
 
 import torch  # noqa: E402
 from openrlhf.models import Actor  # noqa: E402
@@ -41,9 +43,19 @@ from openrlhf_dbb.actors.training_pass import ResponseActor  # noqa: E402
 from openrlhf_dbb.platform.backend import Backend, CpuBackend  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
-SHAPE = {"vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28}
+SHAPE = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+}
 NARROW = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
+HEADS = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
 LONG = (1024, 4096) if ON_GPU else (16, 32)  # tokens of prompt and response
 GROUPS = [  # rollouts that share a prompt, tokens of prompt and response
     (8, 35, 12), (8, 256, 256), (8, 512, 128), (8, 512, 512), (8, 1024, 128), (8, 1024, 512), (8, 2048, 256),
@@ -61,24 +73,56 @@ class Policy:
         model.save_pretrained(folder)
         tiny.build_tokenizer().save_pretrained(folder)
         flags = ["--preset", "default", "--estimator", "dbb", "--actor.model_name_or_path", folder]
-        flags += ["--ds.zero_stage", stage, "--train.micro_batch_size", "4", "--reward.remote_url", "math_answer"]
+        flags += [
+            "--ds.zero_stage",
+            stage,
+            "--train.micro_batch_size",
+            "4",
+            "--reward.remote_url",
+            "math_answer",
+        ]
         files = tiny.prepare(tiny.default_folder())
-        flags += ["--data.prompt_dataset", str(files.train), "--data.input_key", "input", "--data.label_key", "label"]
-        args = arguments.parse([*flags, "--rollout.batch_size", "4", "--train.batch_size", "8"]).openrlhf_args()
+        flags += [
+            "--data.prompt_dataset",
+            str(files.train),
+            "--data.input_key",
+            "input",
+            "--data.label_key",
+            "label",
+        ]
+        args = arguments.parse(
+            [*flags, "--rollout.batch_size", "4", "--train.batch_size", "8"]
+        ).openrlhf_args()
         self.strategy = get_strategy(args)
         self.strategy.__class__ = Backend if ON_GPU else CpuBackend
         self.strategy.setup_distributed()
-        actor = ResponseActor(folder, attn_implementation="sdpa", ds_config=self.strategy.get_ds_train_config())
+        actor = ResponseActor(
+            folder, attn_implementation="sdpa", ds_config=self.strategy.get_ds_train_config()
+        )
         actor.gradient_checkpointing_enable({"use_reentrant": False})
-        adam = {"optim": "adam", "adam": vars(args.actor.adam), "muon": vars(args.actor.muon), "max_norm": 1.0}
-        steady = {"lr_scheduler": "constant", "lr_warmup_ratio": 0.0, "min_lr_ratio": 0.1, "scheduler_steps": 8}
+        adam = {
+            "optim": "adam",
+            "adam": vars(args.actor.adam),
+            "muon": vars(args.actor.muon),
+            "max_norm": 1.0,
+        }
+        steady = {
+            "lr_scheduler": "constant",
+            "lr_warmup_ratio": 0.0,
+            "min_lr_ratio": 0.1,
+            "scheduler_steps": 8,
+        }
         self.actor, self.optimizer, self.scheduler = self.strategy.prepare((actor, adam | steady))
 
-    def train(self, batches: list[Any], forward: Callable[..., Any] | None = None) -> tuple[float, float]:
+    def train(
+        self, batches: list[Any], forward: Callable[..., Any] | None = None
+    ) -> tuple[float, float]:
         """Take micro-batches forward and backward, and step; return seconds without steps, and the peak in GB."""
         began = start()
         for rows in batches:
-            log_probs, output = (forward or self.actor)(*rows, return_output=True, return_entropy=True)
+            log_probs, output = (forward or self.actor)(
+                *rows, return_output=True, return_entropy=True
+            )
             self.strategy.backward(-log_probs.mean(), self.actor, self.optimizer)
             del log_probs, output
         measured = stop(began)
@@ -100,11 +144,17 @@ def stop(began: float) -> tuple[float, float]:
     return time.perf_counter() - began, torch.cuda.max_memory_allocated() / 1e9 if ON_GPU else 0.0
 
 
-def rows_of(count: int, prompt: int, response: int, *, same: bool = False) -> tuple[torch.Tensor, ...]:
+def rows_of(
+    count: int, prompt: int, response: int, *, same: bool = False
+) -> tuple[torch.Tensor, ...]:
     tokens = torch.randint(5, 30, (count, prompt + response), device=DEVICE)
     if same:
         tokens[:, :prompt] = tokens[0, :prompt].clone()
-    return tokens, torch.ones(count, response, dtype=torch.bool, device=DEVICE), torch.ones_like(tokens)
+    return (
+        tokens,
+        torch.ones(count, response, dtype=torch.bool, device=DEVICE),
+        torch.ones_like(tokens),
+    )
 
 
 def rows_of_real_lengths(prompts: int, scale: float) -> list[Experience]:
@@ -121,7 +171,11 @@ def rows_of_real_lengths(prompts: int, scale: float) -> list[Experience]:
             response = int(min(4096 * scale, max(2, usual * seeded.lognormvariate(0, 0.5))))
             tokens = torch.cat([prompt, torch.randint(5, 30, (response,))])
             actions = torch.arange(1, len(tokens)) >= len(prompt)
-            rows.append(Experience(sequences=tokens, attention_mask=torch.ones_like(tokens), action_mask=actions))
+            rows.append(
+                Experience(
+                    sequences=tokens, attention_mask=torch.ones_like(tokens), action_mask=actions
+                )
+            )
     return rows
 
 
@@ -138,7 +192,9 @@ def describe_work(rows: list[Experience]) -> None:
     """Print tokens, squares of attention and an estimate of the operations of a training pass on the rows."""
     lengths = [len(row.sequences) for row in rows]
     real_squares = sum(length**2 for length in lengths)
-    print(f"{len(rows)} rows of {sum(lengths) / len(rows):.0f} tokens on average, {max(lengths)} at most")
+    print(
+        f"{len(rows)} rows of {sum(lengths) / len(rows):.0f} tokens on average, {max(lengths)} at most"
+    )
     for name, batches in both_orders(rows, "cuda").items():
         tokens = 0
         squares = 0
@@ -167,7 +223,9 @@ def measure_real_lengths(policy: Policy, upstreams: Callable[..., Any]) -> None:
             log_probs.append(forward(*(tensor.to(DEVICE) for tensor in tensors)))
     difference = (log_probs[0] - log_probs[1]).abs().max()
     print(f"log-probs of padded rows: largest difference {float(difference):.2g} nats", flush=True)
-    for (name, batches), forward in zip(both_orders(rows, DEVICE).items(), (upstreams, None), strict=True):
+    for (name, batches), forward in zip(
+        both_orders(rows, DEVICE).items(), (upstreams, None), strict=True
+    ):
         padded = []
         for numbers in batches:
             batch = make_experience_batch([rows[number] for number in numbers])
@@ -176,7 +234,10 @@ def measure_real_lengths(policy: Policy, upstreams: Callable[..., Any]) -> None:
         policy.train(padded, forward)
         seconds, peak = policy.train(padded, forward)
         whose = "OpenRLHF's pass" if forward else "ours"
-        print(f"{len(rows)} rows of real lengths, {whose}, {name}: {seconds:.2f} s, peak {peak:.2f} GB", flush=True)
+        print(
+            f"{len(rows)} rows of real lengths, {whose}, {name}: {seconds:.2f} s, peak {peak:.2f} GB",
+            flush=True,
+        )
 
 
 def measure_sleep(policy: Policy) -> None:
@@ -188,7 +249,10 @@ def measure_sleep(policy: Policy) -> None:
         began = start()
         deepspeed_utils.reload_deepspeed_states(policy.actor.model)
         awake, _ = stop(began)
-        print(f"falls asleep in {asleep:.2f} s, {left:.2f} GB stay; wakes up in {awake:.2f} s", flush=True)
+        print(
+            f"falls asleep in {asleep:.2f} s, {left:.2f} GB stay; wakes up in {awake:.2f} s",
+            flush=True,
+        )
 
 
 def measure_shared_prompts(policy: Policy) -> None:
@@ -204,12 +268,15 @@ def measure_shared_prompts(policy: Policy) -> None:
             seconds[name] = min(policy.train(rows)[0] for _ in range(2))
         ratio = seconds["shared"] / seconds["apart"]
         print(
-            f"{shape}: apart {seconds['apart']:.3f} s, shared {seconds['shared']:.3f} s, ratio {ratio:.2f}", flush=True
+            f"{shape}: apart {seconds['apart']:.3f} s, shared {seconds['shared']:.3f} s, ratio {ratio:.2f}",
+            flush=True,
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--zero_stage", choices=["2", "3"], default="2")
     parser.add_argument("--count", action="store_true")
     options = parser.parse_args()
@@ -226,15 +293,28 @@ def main() -> None:
     actor.eval()
     with torch.no_grad():
         short, long = rows_of(2, LONG[0] // 16, LONG[1] // 8), rows_of(8, *LONG)
-        print(f"log-probs: largest difference {float((actor(*short) - upstreams(*short)).abs().max()):.2g} nats")
+        print(
+            f"log-probs: largest difference {float((actor(*short) - upstreams(*short)).abs().max()):.2g} nats"
+        )
         for name, forward in (("ours", actor), ("OpenRLHF's", upstreams)):
             began = start()
             forward(*long)
-            print("log-probs of 8 rows, {}: {:.2f} s, peak {:.2f} GB".format(name, *stop(began)), flush=True)
+            print(
+                "log-probs of 8 rows, {}: {:.2f} s, peak {:.2f} GB".format(name, *stop(began)),
+                flush=True,
+            )
     actor.train()
-    for name, forward in (("ours", None), ("OpenRLHF's", upstreams), ("ours, with Adam's state", None)):
+    for name, forward in (
+        ("ours", None),
+        ("OpenRLHF's", upstreams),
+        ("ours, with Adam's state", None),
+    ):
         pairs = [policy.train([rows_of(4, *LONG)], forward) for _ in range(4)]
-        print("training on 4 rows, {}: {:.2f} s, peak {:.2f} GB".format(name, *map(min, zip(*pairs[2:], strict=True))))
+        print(
+            "training on 4 rows, {}: {:.2f} s, peak {:.2f} GB".format(
+                name, *map(min, zip(*pairs[2:], strict=True))
+            )
+        )
         skipped = actor.model.skipped_steps
         print(f"  updates that DeepSpeed left out so far: {skipped}", flush=True)
     measure_real_lengths(policy, upstreams)

@@ -18,10 +18,19 @@ from openrlhf_dbb.storage.records import TOTALS
 CACHE_KIB = 65_536
 FETCHED = 50_000  # rows at a time
 LOADED = np.dtype(
-    [("prompt", "<i8"), ("alpha", "<f8"), ("beta", "<f8"), ("state", "O"), ("visits", "<i8"), ("step", "<i8")]
+    [
+        ("prompt", "<i8"),
+        ("alpha", "<f8"),
+        ("beta", "<f8"),
+        ("state", "O"),
+        ("visits", "<i8"),
+        ("step", "<i8"),
+    ]
 )
 
-ADVANCE = "UPDATE dbb_run SET last_step = {0}, heartbeat_at = {0} WHERE run_id = {0} AND last_step = {0}"
+ADVANCE = (
+    "UPDATE dbb_run SET last_step = {0}, heartbeat_at = {0} WHERE run_id = {0} AND last_step = {0}"
+)
 RECORD = f"""
     INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, shared, digest, created_at,
                           {", ".join(TOTALS)})
@@ -59,7 +68,11 @@ class RawSQLite:
 
     def __init__(self, url: str) -> None:
         self.connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
-        for setting in ("synchronous = NORMAL", f"cache_size = -{CACHE_KIB}", "temp_store = MEMORY"):
+        for setting in (
+            "synchronous = NORMAL",
+            f"cache_size = -{CACHE_KIB}",
+            "temp_store = MEMORY",
+        ):
             self.connection.execute(f"PRAGMA {setting}")
 
     def prepared(self, rows: list[Row]) -> list[Row]:
@@ -70,8 +83,12 @@ class RawSQLite:
         self.connection.execute("BEGIN IMMEDIATE")
         self.connection.execute(ADVANCE.format("?"), (step, now, run, step - 1))
         self.connection.execute(RECORD.format("?"), totals)
-        self.connection.executemany(f"INSERT INTO dbb_history VALUES ({', '.join('?' * 16)})", history)
-        self.connection.executemany(f"INSERT INTO dbb_rollout VALUES ({', '.join('?' * 16)})", rollouts)
+        self.connection.executemany(
+            f"INSERT INTO dbb_history VALUES ({', '.join('?' * 16)})", history
+        )
+        self.connection.executemany(
+            f"INSERT INTO dbb_rollout VALUES ({', '.join('?' * 16)})", rollouts
+        )
         self.connection.execute(APPLY.format("?"), (run, step))
         self.connection.execute("COMMIT")
 

@@ -53,11 +53,27 @@ from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.presets import smollm2
 
 TREE = Path(__file__).resolve().parents[1]
-CANDIDATES = ("ours", "thinned", "grpo", "draws", "lora", "beside", "openrlhf", "trl-bf16", "trl-fp32", "plain")
+CANDIDATES = (
+    "ours",
+    "thinned",
+    "grpo",
+    "draws",
+    "lora",
+    "beside",
+    "openrlhf",
+    "trl-bf16",
+    "trl-fp32",
+    "plain",
+)
 MORE = {
     "lora": ["--ds.lora.rank", "16"],
     "thinned": ["--train.thin", "1"],
-    "draws": ["--method", "draws", "--train.num_episodes", "2"],  # as many rollouts, in groups of half the size
+    "draws": [
+        "--method",
+        "draws",
+        "--train.num_episodes",
+        "2",
+    ],  # as many rollouts, in groups of half the size
 }
 BUSY = ["nice", "-n", "15", "taskset", "--cpu-list", "0", sys.executable, "-c", "while True: pass"]
 WARM_UP_STEPS = 2
@@ -75,7 +91,10 @@ BOUNDS = {
 }
 AT_LEAST = ("roofline / training",)
 # Of SmolLM2-135M: rows and columns of each layer's matrices, and of the head.
-LAYERS, MATRICES = 30, [(576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536)]
+LAYERS, MATRICES = (
+    30,
+    [(576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536)],
+)
 HEAD = (49_152, 576)
 MICRO_BATCH = 32  # rows, of the preset
 
@@ -83,7 +102,15 @@ MICRO_BATCH = 32  # rows, of the preset
 def command(name: str, steps: int, folder: Path) -> list[str]:
     """Return the command of a candidate."""
     if name == "plain":
-        return [sys.executable, "-P", str(TREE / "examples/grpo_dbb.py"), "--preset", "smollm2", "--steps", str(steps)]
+        return [
+            sys.executable,
+            "-P",
+            str(TREE / "examples/grpo_dbb.py"),
+            "--preset",
+            "smollm2",
+            "--steps",
+            str(steps),
+        ]
     if name.startswith("trl"):
         return [
             sys.executable, "-P", str(TREE / "benchmarks/trl_grpo.py"), "--preset", "smollm2", "--steps", str(steps),
@@ -107,8 +134,14 @@ def run(name: str, steps: int, folder: Path, threads: int) -> dict[str, Any]:
     Raises:
         SystemExit: the command failed, or some step is missing.
     """
-    kept = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "RAY_ADDRESS")}
-    environment = kept | {"PYTHONPATH": str(TREE)} | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("OMP_NUM_THREADS", "RAY_ADDRESS")
+    }
+    environment = (
+        kept | {"PYTHONPATH": str(TREE)} | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    )
     began, peak, printed = time.time(), [0], []
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -128,7 +161,9 @@ def run(name: str, steps: int, folder: Path, threads: int) -> dict[str, Any]:
     ends = [] if process.returncode else printed if name == "plain" else logged(name, folder)
     if process.returncode or len(ends) != steps:
         end = (folder / "log").read_text(errors="replace")[-4000:]
-        raise SystemExit(f"{name}: exit code {process.returncode}, {len(ends)} steps; the end of its output:\n{end}")
+        raise SystemExit(
+            f"{name}: exit code {process.returncode}, {len(ends)} steps; the end of its output:\n{end}"
+        )
     return {"ends": [end - began for end in ends], "memory": peak[0], "phases": phases(folder)}
 
 
@@ -155,7 +190,10 @@ def watch_memory(process: subprocess.Popen[bytes], peak: list[int]) -> None:
     """Note the most memory of the process and its children, pages that they share counted once."""
     while process.poll() is None:
         total = 0
-        for child in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+        for child in [
+            psutil.Process(process.pid),
+            *psutil.Process(process.pid).children(recursive=True),
+        ]:
             try:
                 total += child.memory_full_info().pss
             except psutil.Error:
@@ -169,18 +207,27 @@ def roofline(dtype: torch.dtype, tokens: int, answers: int) -> float:
 
     def products(matrix: tuple[int, int], rows: int) -> float:
         weight = torch.randn(matrix, dtype=dtype)
-        given, back = torch.randn(rows, matrix[1], dtype=dtype), torch.randn(rows, matrix[0], dtype=dtype)
+        given, back = (
+            torch.randn(rows, matrix[1], dtype=dtype),
+            torch.randn(rows, matrix[0], dtype=dtype),
+        )
         times = []
         for _ in range(7):
             began = time.perf_counter()
-            given @ weight.T, back @ weight, back.T @ given  # forward, and backward to the input and to the weight
+            (
+                given @ weight.T,
+                back @ weight,
+                back.T @ given,
+            )  # forward, and backward to the input and to the weight
             times.append(time.perf_counter() - began)
         return statistics.median(times)
 
     return LAYERS * sum(products(matrix, tokens) for matrix in MATRICES) + products(HEAD, answers)
 
 
-def print_profile(groups: int = MICRO_BATCH // 8, rollouts: int = 8, prompt: int = 35, answer: int = 12) -> None:
+def print_profile(
+    groups: int = MICRO_BATCH // 8, rollouts: int = 8, prompt: int = 35, answer: int = 12
+) -> None:
     """Print the time of a micro-batch's pass, one row a rollout and prompts once, and where the latter spends it."""
     cpu.prepare_driver()
     from openrlhf.utils import utils
@@ -191,7 +238,9 @@ def print_profile(groups: int = MICRO_BATCH // 8, rollouts: int = 8, prompt: int
     utils.convert_to_torch_dtype = torch_dtype
     rows = groups * rollouts
     dtype = "bf16" if cpu.has_bf16() else "fp32"
-    actor = ResponseActor(str(smollm2.default_folder() / "model"), attn_implementation="eager", param_dtype=dtype)
+    actor = ResponseActor(
+        str(smollm2.default_folder() / "model"), attn_implementation="eager", param_dtype=dtype
+    )
     prompts = torch.randint(100, 40_000, (groups, prompt)).repeat_interleave(rollouts, dim=0)
     tokens = torch.cat([prompts, torch.randint(100, 40_000, (rows, answer))], dim=1)
     actions = torch.arange(1, prompt + answer).expand(rows, -1) >= prompt
@@ -206,7 +255,9 @@ def print_profile(groups: int = MICRO_BATCH // 8, rollouts: int = 8, prompt: int
         return min(times)
 
     alone, once = seconds(0), seconds(tokens.shape[1])
-    print(f"forward and backward of {rows} rows: {alone:.2f} s of CPU time, with prompts once {once:.2f} s")
+    print(
+        f"forward and backward of {rows} rows: {alone:.2f} s of CPU time, with prompts once {once:.2f} s"
+    )
     with profile() as profiled:
         actor(tokens, actions, torch.ones_like(tokens)).mean().backward()
     of_kind = sorted(profiled.key_averages(), key=lambda row: -row.self_cpu_time_total)
@@ -217,7 +268,9 @@ def print_profile(groups: int = MICRO_BATCH // 8, rollouts: int = 8, prompt: int
 
 def figures(runs: list[dict[str, Any]]) -> dict[str, float]:
     """Return the medians of one candidate."""
-    steps = [b - a for run in runs for a, b in list(itertools.pairwise(run["ends"]))[WARM_UP_STEPS - 1 :]]
+    steps = [
+        b - a for run in runs for a, b in list(itertools.pairwise(run["ends"]))[WARM_UP_STEPS - 1 :]
+    ]
     return {
         "step_s": statistics.median(steps),
         "first_step_s": statistics.median(run["ends"][0] for run in runs),
@@ -226,14 +279,22 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=8, help="of each run")
     taken = [name for name in CANDIDATES if name != "trl-bf16" or cpu.has_bf16()]
     parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=taken)
-    parser.add_argument("--threads", type=int, default=0, help="of each process (default: the candidate's choice)")
-    parser.add_argument("--profile", action="store_true", help="profile the training pass; run nothing else")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed or not measured")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="of each process (default: the candidate's choice)"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="profile the training pass; run nothing else"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if a bound is missed or not measured"
+    )
     options = parser.parse_args()
     compares_trl = any(name.startswith("trl") for name in options.only)
     if compares_trl and not options.profile:
@@ -242,21 +303,32 @@ def main() -> int:
     if options.profile:
         print_profile()
         return 0
-    print(f"load average before the first run: {os.getloadavg()[0]:.2f}; it should be near 0", flush=True)
+    print(
+        f"load average before the first run: {os.getloadavg()[0]:.2f}; it should be near 0",
+        flush=True,
+    )
     runs: dict[str, list[dict[str, Any]]] = {}
-    turns = [name for turn in range(options.rounds) for name in list(options.only)[:: -1 if turn % 2 else 1]]
+    turns = [
+        name
+        for turn in range(options.rounds)
+        for name in list(options.only)[:: -1 if turn % 2 else 1]
+    ]
     for name in tqdm(turns, unit="run"):
         with tempfile.TemporaryDirectory(prefix="dbb_real_") as folder:
             neighbour = subprocess.Popen(BUSY) if name == "beside" else None
             try:
-                runs.setdefault(name, []).append(run(name, options.steps, Path(folder), options.threads))
+                runs.setdefault(name, []).append(
+                    run(name, options.steps, Path(folder), options.threads)
+                )
             finally:
                 if neighbour is not None:
                     neighbour.kill()
     measured = {name: figures(of_name) for name, of_name in runs.items()}
     print(f"{'':<12}{'step s':>8}{'first step s':>14}{'memory GiB':>12}")
     for name, row in measured.items():
-        print(f"{name:<12}{row['step_s']:>8.2f}{row['first_step_s']:>14.1f}{row['memory_gib']:>12.1f}")
+        print(
+            f"{name:<12}{row['step_s']:>8.2f}{row['first_step_s']:>14.1f}{row['memory_gib']:>12.1f}"
+        )
     compared = {f"step / {label}": ratio(measured, *others) for label, others in COMPARED.items()}
     compared["draws / GRPO"] = ratio(measured, "grpo", of="draws")
     compared["beside / step"] = ratio(measured, "ours", of="beside")
@@ -266,7 +338,12 @@ def main() -> int:
     return 1 if options.check and missed else 0
 
 
-COMPARED = {"TRL": ("trl-bf16", "trl-fp32"), "plain": ("plain",), "OpenRLHF": ("openrlhf",), "GRPO": ("grpo",)}
+COMPARED = {
+    "TRL": ("trl-bf16", "trl-fp32"),
+    "plain": ("plain",),
+    "OpenRLHF": ("openrlhf",),
+    "GRPO": ("grpo",),
+}
 
 
 def ratio(measured: dict[str, dict[str, float]], *others: str, of: str = "ours") -> float | None:
@@ -275,7 +352,9 @@ def ratio(measured: dict[str, dict[str, float]], *others: str, of: str = "ours")
     return measured[of]["step_s"] / min(times) if of in measured and times else None
 
 
-def ours_alone(measured: dict[str, dict[str, float]], runs: list[dict[str, Any]]) -> dict[str, float]:
+def ours_alone(
+    measured: dict[str, dict[str, float]], runs: list[dict[str, Any]]
+) -> dict[str, float]:
     """Print the phases of our steps, and return what is bounded of them."""
     steps = [metrics for run in runs for metrics in run["phases"][WARM_UP_STEPS:]]
     if not steps:

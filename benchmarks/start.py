@@ -54,7 +54,11 @@ BOUNDS = {
     "step / TRL fp32": None,
     "step / OpenRLHF": 0.8,
 }
-UNSET = ("OMP_NUM_THREADS", "RAY_ADDRESS", "OPENRLHF_DBB_STORE_URL")  # they would change what is measured
+UNSET = (
+    "OMP_NUM_THREADS",
+    "RAY_ADDRESS",
+    "OPENRLHF_DBB_STORE_URL",
+)  # they would change what is measured
 CONFIGURATION = re.compile(r"^(method|configuration)\b", re.MULTILINE)
 REWARD = '''"""The tiny preset's reward function; notes when it was first called."""
 
@@ -89,9 +93,18 @@ class Measured:
     @property
     def phases(self) -> dict[str, float]:
         """Return the seconds of the command's consecutive phases, by name."""
-        moments = {"checks": self.configured, "engines": self.rewarded} if self.configured else {"start": self.rewarded}
+        moments = (
+            {"checks": self.configured, "engines": self.rewarded}
+            if self.configured
+            else {"start": self.rewarded}
+        )
         moments |= {"first step": self.steps[0], "steps": self.steps[-1], "shutdown": self.ended}
-        return {name: b - a for name, (a, b) in zip(moments, itertools.pairwise([0.0, *moments.values()]), strict=True)}
+        return {
+            name: b - a
+            for name, (a, b) in zip(
+                moments, itertools.pairwise([0.0, *moments.values()]), strict=True
+            )
+        }
 
 
 def figures(runs: list[Measured]) -> dict[str, Any]:
@@ -100,14 +113,18 @@ def figures(runs: list[Measured]) -> dict[str, Any]:
     def over_runs(value: Callable[[Measured], float]) -> float:
         return statistics.median(map(value, runs))
 
-    low, _, high = statistics.quantiles([seconds for run in runs for seconds in run.step_times], n=4)
+    low, _, high = statistics.quantiles(
+        [seconds for run in runs for seconds in run.step_times], n=4
+    )
     return {
         "first_reward_s": over_runs(lambda run: run.rewarded),
         "first_step_s": over_runs(lambda run: run.steps[0]),
         "command_s": over_runs(lambda run: run.ended),
         "step_s": over_runs(lambda run: statistics.median(run.step_times)),
         "step_quartiles_s": [low, high],
-        "phases_s": {name: over_runs(lambda run, name=name: run.phases[name]) for name in runs[0].phases},
+        "phases_s": {
+            name: over_runs(lambda run, name=name: run.phases[name]) for name in runs[0].phases
+        },
     }
 
 
@@ -158,7 +175,9 @@ def run(name: str, episodes: int, folder: Path) -> Measured:
     configured = None
     began = time.time()
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, env=environment() | threads, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment() | threads, stdout=log, stderr=log
+        )
     try:
         while process.poll() is None:
             time.sleep(POLL_S)
@@ -169,7 +188,9 @@ def run(name: str, episodes: int, folder: Path) -> Measured:
         process.terminate()  # nothing if it has ended
         process.wait()
     if process.returncode:
-        raise SystemExit(f"{name}: exit code {process.returncode}; the end of its output:\n{said(folder)[-4000:]}")
+        raise SystemExit(
+            f"{name}: exit code {process.returncode}; the end of its output:\n{said(folder)[-4000:]}"
+        )
     if ours and configured is None:
         raise failure(name, "a line that begins with 'method' or 'configuration'", folder)
     if not (folder / "rewarded").exists():
@@ -213,7 +234,9 @@ def environment() -> dict[str, str]:
 
 def report(measured: dict[str, dict[str, Any]]) -> None:
     """Print two tables: the figures, and the phases of the command."""
-    print(f"\n{'':<20}{'first reward s':>15}{'first step s':>14}{'command s':>11}{'step ms':>9}{'quartiles ms':>16}")
+    print(
+        f"\n{'':<20}{'first reward s':>15}{'first step s':>14}{'command s':>11}{'step ms':>9}{'quartiles ms':>16}"
+    )
     for name, row in measured.items():
         low, high = row["step_quartiles_s"]
         print(
@@ -222,7 +245,10 @@ def report(measured: dict[str, dict[str, Any]]) -> None:
         )
     print("\nphases s")
     for name, row in measured.items():
-        print(f"{name:<20}" + ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in row["phases_s"].items()))
+        print(
+            f"{name:<20}"
+            + ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in row["phases_s"].items())
+        )
 
 
 def at_least_one(text: str) -> int:
@@ -232,13 +258,22 @@ def at_least_one(text: str) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.add_argument(
-        "--episodes", type=at_least_one, default=2, help=f"passes over the 512 prompts, {STEPS} steps each"
+        "--episodes",
+        type=at_least_one,
+        default=2,
+        help=f"passes over the 512 prompts, {STEPS} steps each",
     )
-    parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=CANDIDATES, help="run these alone")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed or not measured")
+    parser.add_argument(
+        "--only", nargs="+", choices=CANDIDATES, default=CANDIDATES, help="run these alone"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if a bound is missed or not measured"
+    )
     options = parser.parse_args()
     names = [name for name in CANDIDATES if name in options.only]
     if not set(names).isdisjoint(TRL_CANDIDATES):
@@ -253,7 +288,11 @@ def main() -> int:
     runs: dict[str, list[Measured]] = {}
     others: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dbb_start_") as folder:
-        turns = [(turn, name) for turn in range(options.rounds) for name in (names if turn % 2 == 0 else names[::-1])]
+        turns = [
+            (turn, name)
+            for turn in range(options.rounds)
+            for name in (names if turn % 2 == 0 else names[::-1])
+        ]
         progress = tqdm(turns, unit="run")
         for turn, name in progress:
             progress.set_description(f"round {turn + 1}, {name}")
@@ -262,7 +301,9 @@ def main() -> int:
                 runs.setdefault(name, []).append(run(name, options.episodes, Path(own)))
 
     measured = {name: figures(runs[name]) for name in names if name in runs}
-    print(f"CPU used by others between the runs: median {statistics.median(others):.0f} %, at most {max(others):.0f} %")
+    print(
+        f"CPU used by others between the runs: median {statistics.median(others):.0f} %, at most {max(others):.0f} %"
+    )
     report(measured)
     compared = ratios(measured)
     print(

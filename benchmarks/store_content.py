@@ -94,7 +94,12 @@ class Trainer:
         )
         order = np.argsort(rows.prompt_ids)
         columns = [
-            *([run] * size, [self.step] * size, rows.prompt_ids[order].tolist(), rows.rollouts[order].tolist()),
+            *(
+                [run] * size,
+                [self.step] * size,
+                rows.prompt_ids[order].tolist(),
+                rows.rollouts[order].tolist(),
+            ),
             rows.successes[order].tolist(),
             *_columns(rows.state[order], others=len(self.fields) > 2),
             *(rows.mean[order].tolist(), rows.variance[order].tolist()),
@@ -109,16 +114,26 @@ class Trainer:
 
 def _rollouts(run: int, step: int, rows: RolloutRows) -> list[tuple[Any, ...]]:
     numbers = (rows.prompt_ids, rows.sample, rows.reward, rows.score, rows.advantage, rows.length)
-    columns = (*(each.tolist() for each in numbers), rows.truncated.astype(int).tolist(), rows.log_prob.tolist())
+    columns = (
+        *(each.tolist() for each in numbers),
+        rows.truncated.astype(int).tolist(),
+        rows.log_prob.tolist(),
+    )
     return [(run, step, *row, *[None] * 5) for row in zip(*columns, rows.text, strict=True)]
 
 
 def _columns(state_P_F: np.ndarray[Any, Any], others: bool) -> list[list[Any]]:
     rows = [
-        (None, None, None) if np.isnan(row[0]) else (float(row[0]), float(row[1]), json.dumps([None, None, *row[2:]]))
+        (None, None, None)
+        if np.isnan(row[0])
+        else (float(row[0]), float(row[1]), json.dumps([None, None, *row[2:]]))
         for row in state_P_F
     ]
-    return [[row[0] for row in rows], [row[1] for row in rows], [row[2] if others else None for row in rows]]
+    return [
+        [row[0] for row in rows],
+        [row[1] for row in rows],
+        [row[2] if others else None for row in rows],
+    ]
 
 
 def create(store: PosteriorStore, name: str, fields: tuple[str, ...] = DBB) -> Run:
@@ -128,14 +143,15 @@ def create(store: PosteriorStore, name: str, fields: tuple[str, ...] = DBB) -> R
     )  # fmt: skip
 
 
-def fill(store: PosteriorStore, run: Run, prompts: int, *, passes: int = PASSES, a_step: int = WIDE_STEP) -> float:
+def fill(
+    store: PosteriorStore, run: Run, prompts: int, *, passes: int = PASSES, a_step: int = WIDE_STEP
+) -> float:
     """Give a run a long history: ``passes`` over its prompts. Return the bytes per row of history."""
     run_id, rows = run.record.run_id, prompts * passes
     series = f"generate_series(0, CAST({rows - 1} AS BIGINT)) AS k(i)"
     if store.database.is_sqlite:
-        series = (
-            f"(WITH RECURSIVE k(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM k WHERE i + 1 < {rows}) SELECT i FROM k)"
-        )
+        numbers = f"SELECT 0 UNION ALL SELECT i + 1 FROM k WHERE i + 1 < {rows}"
+        series = f"(WITH RECURSIVE k(i) AS ({numbers}) SELECT i FROM k)"
     before = "CASE WHEN i >= {0} THEN 0.5 + (i - {0}) % {1} END"
     with store.database.transaction(write=True) as connection:
         empty = _size(store, connection)
@@ -165,7 +181,9 @@ def fill(store: PosteriorStore, run: Run, prompts: int, *, passes: int = PASSES,
             ),
             {"digest": bytes(16)},
         )
-        connection.execute(text(f"UPDATE dbb_run SET last_step = {rows // a_step} WHERE run_id = {run_id}"))
+        connection.execute(
+            text(f"UPDATE dbb_run SET last_step = {rows // a_step} WHERE run_id = {run_id}")
+        )
     if not store.database.is_sqlite:
         with psycopg.connect(store.url, autocommit=True) as connection:
             connection.execute("VACUUM ANALYZE")
@@ -175,7 +193,9 @@ def fill(store: PosteriorStore, run: Run, prompts: int, *, passes: int = PASSES,
 
 def _size(store: PosteriorStore, connection: Any) -> int:
     if store.database.is_sqlite:
-        return connection.scalar(text("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"))
+        return connection.scalar(
+            text("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+        )
     return connection.scalar(text("SELECT pg_total_relation_size('dbb_history')"))
 
 
@@ -186,7 +206,10 @@ def kept_bytes(store: PosteriorStore) -> float:
             size = "SELECT sum(pgsize) FROM dbstat WHERE name IN ('dbb_rollout', 'sqlite_autoindex_dbb_rollout_1')"
         else:
             size = "SELECT pg_total_relation_size('dbb_rollout')"
-        return float(connection.scalar(text(size)) / connection.scalar(text("SELECT count(*) FROM dbb_rollout")))
+        return float(
+            connection.scalar(text(size))
+            / connection.scalar(text("SELECT count(*) FROM dbb_rollout"))
+        )
 
 
 def texts(prompts: int) -> tuple[list[str], list[str]]:

@@ -42,17 +42,25 @@ class Moments(TrainerCallback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", choices=SIZES, default="tiny")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--precision", choices=("bf16", "fp32"), required=True)
     parser.add_argument("--reward", required=True, help="a file with OpenRLHF's reward_func")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the model and steps.txt")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="folder for the model and steps.txt"
+    )
     options = parser.parse_args()
     reward_func = runpy.run_path(options.reward)["reward_func"]
 
-    def reward(prompts: list[str], completions: list[str], label: list[str], **_: Any) -> list[float | None]:
-        queries = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+    def reward(
+        prompts: list[str], completions: list[str], label: list[str], **_: Any
+    ) -> list[float | None]:
+        queries = [
+            prompt + completion for prompt, completion in zip(prompts, completions, strict=True)
+        ]
         return reward_func(queries, prompts, label)["rewards"]
 
     preset = {"tiny": tiny, "smollm2": smollm2}[options.preset]

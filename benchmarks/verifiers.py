@@ -30,12 +30,19 @@ SPELLINGS = {
     "in words": lambda text: f"The answer is ${text}$.",
     "after Answer": lambda text: f"**Answer:** \\({text}\\)",
     "dfrac": lambda text: r"\[\boxed{" + text.replace(r"\frac", r"\dfrac") + r"}\]",
-    "sized": lambda text: r"\boxed{\displaystyle " + text.replace("(", r"\left(").replace(")", r"\right)") + "}",
+    "sized": lambda text: (
+        r"\boxed{\displaystyle " + text.replace("(", r"\left(").replace(")", r"\right)") + "}"
+    ),
     "spaced": lambda text: rf"So $\boxed{{\, {text} \;}}$.",
     "behind ####": lambda text: f"Some words.\n#### {text}",
     "after a denial": lambda text: f"It is not 12345 but \\boxed{{{text}}}.",
 }
-BOMBS = (r"\boxed{9^{9^{9^9}}}", r"\boxed{" * 20_000 + "5" + "}" * 20_000, r"\boxed{" + "1" * 5000 + "}", "$ " * 20_000)
+BOMBS = (
+    r"\boxed{9^{9^{9^9}}}",
+    r"\boxed{" * 20_000 + "5" + "}" * 20_000,
+    r"\boxed{" + "1" * 5000 + "}",
+    "$ " * 20_000,
+)
 PLAIN = [(f"12 + {n} = {12 + n}, so the answer is {12 + n}.", str(12 + n)) for n in range(1000)]
 PLAIN += [(rf"\boxed{{\frac{{{n}}}{{7}}}}", f"{n}/7") for n in range(1, 1000, 2) if n % 7]
 
@@ -91,14 +98,20 @@ def judged(grader: Grader, rows: list[dict[str, Any]], name: str, show: bool) ->
     paid = lost = untold = 0
     for row, given in zip(rows, verdicts, strict=True):
         want = str(row["want"])
-        if want == "debatable" or (given == "refused" and "refused" in want) or given == float(want[0]):
+        if (
+            want == "debatable"
+            or (given == "refused" and "refused" in want)
+            or given == float(want[0])
+        ):
             continue
         paid, lost = paid + (given == 1.0), lost + (given == 0.0)
         untold += given in (None, "refused")
         if show:
             print(f"    {given}, want {want}: {row['response'][:80]!r} for {row['label'][:60]!r}")
     counted = sum(row["want"] != "debatable" for row in rows)
-    print(f"{name:<40} {grader.__name__:<20} {counted:>6} {paid:>6} {lost:>6} {untold:>8}", flush=True)
+    print(
+        f"{name:<40} {grader.__name__:<20} {counted:>6} {paid:>6} {lost:>6} {untold:>8}", flush=True
+    )
 
 
 def spelled(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -106,7 +119,9 @@ def spelled(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     rows = list({row["label"]: row for row in rows}.values())
     made: dict[str, list[dict[str, Any]]] = {name: [] for name in (*SPELLINGS, "neighbour")}
     for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
-        text, wrong = (each["label"].strip().removeprefix("$").removesuffix("$") for each in (row, other))
+        text, wrong = (
+            each["label"].strip().removeprefix("$").removesuffix("$") for each in (row, other)
+        )
         for name, spell in SPELLINGS.items():
             made[name].append({**row, "response": spell(text), "want": 1})
         made["neighbour"].append({**row, "response": rf"\boxed{{{wrong}}}", "want": 0})
@@ -114,10 +129,14 @@ def spelled(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=Path)
     parser.add_argument("--labels", type=Path, nargs="*", default=[])
-    parser.add_argument("--graders", nargs="*", type=found, default=[ours, math_verify, math_verify_parsers])
+    parser.add_argument(
+        "--graders", nargs="*", type=found, default=[ours, math_verify, math_verify_parsers]
+    )
     parser.add_argument("--show", action="store_true")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
@@ -140,7 +159,9 @@ def speed() -> None:
     for bomb in BOMBS:
         for label in ("5", r"\sqrt{2}"):
             began = time.perf_counter()
-            print(f"{bomb[:20]}, label {label}: {ours('', bomb, label)} after {time.perf_counter() - began:.2f} s")
+            print(
+                f"{bomb[:20]}, label {label}: {ours('', bomb, label)} after {time.perf_counter() - began:.2f} s"
+            )
     math_answer._pool.close()
 
 

@@ -48,7 +48,14 @@ BOUNDS = {
     "drawing the pool ms": 100.0,
 }
 CLIENTS, STEPS_A_SECOND, TURN_S, TURNS = 10, 20, 5.0, 12
-METRICS = ("policy_loss", "kl", "entropy_loss", "actor_grad_norm", "ppo_clip_ratio", "response_length")
+METRICS = (
+    "policy_loss",
+    "kl",
+    "entropy_loss",
+    "actor_grad_norm",
+    "ppo_clip_ratio",
+    "response_length",
+)
 RUNNING = "Object.fromEntries(performance.getEntriesByType('{}').map((e) => [e.name, e.startTime + e.duration]))"
 
 
@@ -62,7 +69,10 @@ class Measured:
         bound = BOUNDS.get(what)
         if bound is not None and value > bound:
             self.missed.append(f"{what}: {value:.3g}")
-        print(f"{what:<44}{value:>10,.3f}{'' if bound is None else f'{bound:>8g}'}  {note}".rstrip(), flush=True)
+        print(
+            f"{what:<44}{value:>10,.3f}{'' if bound is None else f'{bound:>8g}'}  {note}".rstrip(),
+            flush=True,
+        )
 
 
 def make(url: str, passes: int) -> None:
@@ -72,7 +82,10 @@ def make(url: str, passes: int) -> None:
         run = create(store, "long")
         fill(store, run, PROMPTS, passes=passes, a_step=A_STEP)
         fill(store, create(store, "pool"), POOL, passes=POOL_PASSES, a_step=POOL_STEP)
-        names = ", ".join(f"'{name}', round(0.5 + (step * {i + 3} % 97) / 200.0, 6)" for i, name in enumerate(METRICS))
+        names = ", ".join(
+            f"'{name}', round(0.5 + (step * {i + 3} % 97) / 200.0, 6)"
+            for i, name in enumerate(METRICS)
+        )
         with store.database.transaction(write=True) as connection:
             connection.exec_driver_sql(
                 f"""UPDATE dbb_step SET metrics = json_object({names}), generated = rollouts,
@@ -144,15 +157,25 @@ def updates(measured: Measured, url: str, browser: Browser) -> None:
             rows = trainer.rows(A_STEP)
             trainer.run.record_step(trainer.step, rows)
             trainer.run.record_metrics(trainer.step, dict.fromkeys(METRICS, 0.5))
-            lags.append(browser.until(f"Number(document.documentElement.dataset.step) >= {trainer.step}"))
+            lags.append(
+                browser.until(f"Number(document.documentElement.dataset.step) >= {trainer.step}")
+            )
         trainer.run.release()
-    measured.add("commit to drawn s", max(lags), f"the longest of {len(lags)}; median {statistics.median(lags):.2f}")
+    measured.add(
+        "commit to drawn s",
+        max(lags),
+        f"the longest of {len(lags)}; median {statistics.median(lags):.2f}",
+    )
     draws = browser("performance.getEntriesByName('update-draw').map((e) => e.duration)")
     measured.add(
-        "drawing an update ms", max(draws), f"the longest of {len(draws)}; median {statistics.median(draws):.0f}"
+        "drawing an update ms",
+        max(draws),
+        f"the longest of {len(draws)}; median {statistics.median(draws):.0f}",
     )
     whole = browser("performance.getEntriesByName('update-all').map((e) => e.duration)")
-    measured.add("asking and drawing ms", max(whole), f"the longest; median {statistics.median(whole):.0f}")
+    measured.add(
+        "asking and drawing ms", max(whole), f"the longest; median {statistics.median(whole):.0f}"
+    )
 
 
 MOVING = """(async () => {
@@ -186,7 +209,9 @@ def look_at_pool(measured: Measured, address: str, url: str, browser: Browser) -
         trainer.run.release()
     draws = browser("performance.getEntriesByName('update-draw').map((e) => e.duration)")
     measured.add(
-        "drawing the pool ms", statistics.median(draws), f"the median of {len(draws)}; longest {max(draws):.0f}"
+        "drawing the pool ms",
+        statistics.median(draws),
+        f"the median of {len(draws)}; longest {max(draws):.0f}",
     )
 
 
@@ -239,12 +264,16 @@ def crowd(measured: Measured, url: str) -> None:
     assert clients.exitcode == 0, "a client failed"
     server.close()
     alone, beside = (statistics.median(each) for each in times)
-    note = f"{1000 * beside:.2f} over {1000 * alone:.2f} ms, {len(times[0])} and {len(times[1])} steps"
+    note = (
+        f"{1000 * beside:.2f} over {1000 * alone:.2f} ms, {len(times[0])} and {len(times[1])} steps"
+    )
     measured.add("step with clients / without", beside / alone, note)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed")
     options = parser.parse_args()

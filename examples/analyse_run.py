@@ -17,8 +17,12 @@ with open_store(create=False) as store:
     run = store.find_run(RUN) if RUN else store.latest_run()
     history = pd.DataFrame(vars(read_log(store, run)))
     probes = pd.DataFrame(vars(read_probes(store, run)))
-    texts = pd.read_sql("SELECT prompt_id, prompt, label FROM prompts", store.database.engine, index_col="prompt_id")
-print(f"run {run.name}: {run.estimator}, {run.model}, {len(history)} visits of {history.prompt_id.nunique()} prompts")
+    texts = pd.read_sql(
+        "SELECT prompt_id, prompt, label FROM prompts", store.database.engine, index_col="prompt_id"
+    )
+print(
+    f"run {run.name}: {run.estimator}, {run.model}, {len(history)} visits of {history.prompt_id.nunique()} prompts"
+)
 
 # %% Average over the visits of an epoch: the k-th visits of all prompts are epoch k
 history["epoch"] = history.groupby("prompt_id").cumcount() + 1
@@ -31,7 +35,10 @@ by_epoch = history.groupby("epoch").agg(
 print("\nby epoch\n", by_epoch.round(3).to_string(), sep="")
 
 # %% Show the prompts that changed most
-first, last = history.groupby("prompt_id")["mean"].first(), history.groupby("prompt_id")["mean"].last()
+first, last = (
+    history.groupby("prompt_id")["mean"].first(),
+    history.groupby("prompt_id")["mean"].last(),
+)
 moved = pd.DataFrame({"first": first, "last": last, "change": last - first}).sort_values("change")
 moved = moved.join(texts.prompt.str.replace(r"\s+", " ", regex=True).str.slice(0, 60))
 print("\nmost regressed\n", moved.head(5).round(3).to_string(), sep="")

@@ -16,7 +16,9 @@ from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.step import StepExtras
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("--strategy", default="plain", help="plain or posterior (plain)")
 options = parser.parse_args()
 PROMPTS, ROLLOUTS, STEPS, GROUPS = 20, 8, 5, 10
@@ -29,7 +31,9 @@ strategy = strategies.get(options.strategy)()
 sampler = strategy.sampler(strategies.RunFacts(GROUPS, ROLLOUTS))
 
 name = f"demo-{time.time_ns()}"
-with Posteriors.create("sqlite:///any_trainer.db", name, texts, labels, estimator="dbb") as posteriors:
+with Posteriors.create(
+    "sqlite:///any_trainer.db", name, texts, labels, estimator="dbb"
+) as posteriors:
     place = {number: texts.index(text) for (text, _), number in posteriors.prompt_ids.items()}
     for step in range(1, STEPS + 1):
         prompts, extras = np.arange(PROMPTS), StepExtras()
@@ -37,9 +41,13 @@ with Posteriors.create("sqlite:///any_trainer.db", name, texts, labels, estimato
             drawn = [sampler.next_prompt(posteriors.predictive) for _ in range(GROUPS)]
             prompts = np.array([place[each.prompt_id] for each in drawn])
             weights = np.repeat([each.weight for each in drawn], ROLLOUTS)
-            extras = StepExtras(weights=weights, inclusion=np.repeat([each.inclusion for each in drawn], ROLLOUTS))
+            extras = StepExtras(
+                weights=weights, inclusion=np.repeat([each.inclusion for each in drawn], ROLLOUTS)
+            )
         rows = np.repeat(prompts, ROLLOUTS)
-        rewards = random.random(len(rows)) < policy[rows]  # here the policy would answer and be verified
+        rewards = (
+            random.random(len(rows)) < policy[rows]
+        )  # here the policy would answer and be verified
         of_rows = [texts[i] for i in rows], [labels[i] for i in rows]
         scored = posteriors.observe(step, *of_rows, rewards, extras=extras)
         if strategy.draws:

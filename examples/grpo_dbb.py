@@ -33,11 +33,19 @@ STORE = "sqlite:///grpo_dbb.db"
 SIZES = {"tiny": (64, 512, 10, 1e-3), "smollm2": (8, 32, 12, 1e-5)}
 
 parser = argparse.ArgumentParser(description="Train a tiny model with GRPO-DBB.")
-parser.add_argument("--estimator", choices=list(available()), default="dbb", help="point is GRPO (default: dbb)")
-parser.add_argument("--strategy", choices=list(STRATEGIES.available()), default="plain", help="default: plain")
-parser.add_argument("--preset", choices=SIZES, default="tiny", help="the model and its task (default: tiny)")
+parser.add_argument(
+    "--estimator", choices=list(available()), default="dbb", help="point is GRPO (default: dbb)"
+)
+parser.add_argument(
+    "--strategy", choices=list(STRATEGIES.available()), default="plain", help="default: plain"
+)
+parser.add_argument(
+    "--preset", choices=SIZES, default="tiny", help="the model and its task (default: tiny)"
+)
 parser.add_argument("--steps", type=int, default=64, help="policy updates")
-parser.add_argument("--seed", type=int, default=0, help="of the order of the prompts and of all samples")
+parser.add_argument(
+    "--seed", type=int, default=0, help="of the order of the prompts and of all samples"
+)
 flags = parser.parse_args()
 PROMPTS, ROWS, ANSWER_TOKENS, LEARNING_RATE = SIZES[flags.preset]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -97,7 +105,9 @@ def is_right(rollout: Rollout, row: dict[str, str]) -> float:
 
 def generate(requests: list[Request[int]]) -> list[Answer[Rollout]]:
     """Answer what the loop asks for: some rollouts of a row of the data, and their scores."""
-    prompts = [train_rows[request.prompt]["input"] for request in requests for _ in range(request.rollouts)]
+    prompts = [
+        train_rows[request.prompt]["input"] for request in requests for _ in range(request.rollouts)
+    ]
     rollouts = iter(sample(prompts))
     answers = []
     for request in requests:
@@ -110,7 +120,9 @@ def generate(requests: list[Request[int]]) -> list[Answer[Rollout]]:
 def held_out_accuracy() -> float:
     rollouts = sample([row["input"] for row in heldout_rows for _ in range(ROLLOUTS)])
     rows = [row for row in heldout_rows for _ in range(ROLLOUTS)]
-    return float(np.mean([is_right(rollout, row) for rollout, row in zip(rollouts, rows, strict=True)]))
+    return float(
+        np.mean([is_right(rollout, row) for rollout, row in zip(rollouts, rows, strict=True)])
+    )
 
 
 def train(rollouts: list[Rollout], advantages_R: torch.Tensor) -> None:
@@ -119,7 +131,9 @@ def train(rollouts: list[Rollout], advantages_R: torch.Tensor) -> None:
     for rows in torch.arange(len(rollouts)).split(ROWS):
         some = [rollouts[row] for row in rows]
         prompts = tokenizer([rollout.prompt for rollout in some], return_tensors="pt", padding=True)
-        answers = torch.nn.utils.rnn.pad_sequence([rollout.answer for rollout in some], batch_first=True)
+        answers = torch.nn.utils.rnn.pad_sequence(
+            [rollout.answer for rollout in some], batch_first=True
+        )
         lengths = torch.tensor([len(rollout.answer) for rollout in some])
         answer_mask = (torch.arange(answers.shape[1]) < lengths[:, None]).to(DEVICE)
         tokens_R_T = torch.cat([prompts.input_ids, answers], dim=1).to(DEVICE)
@@ -140,7 +154,9 @@ def train(rollouts: list[Rollout], advantages_R: torch.Tensor) -> None:
         ratio = (log_probabilities - log_probabilities.detach()).exp()
         advantages = advantages_R[rows, None].to(DEVICE)
         objective = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
-        loss = -((objective * answer_mask).sum(dim=1) / answer_mask.sum(dim=1)).sum() / len(rollouts)
+        loss = -((objective * answer_mask).sum(dim=1) / answer_mask.sum(dim=1)).sum() / len(
+            rollouts
+        )
         loss.backward()
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
@@ -149,7 +165,9 @@ def train(rollouts: list[Rollout], advantages_R: torch.Tensor) -> None:
 texts = [row["input"] for row in train_rows]
 labels = [row["label"] for row in train_rows]
 print(f"held-out accuracy before: {held_out_accuracy():.1%}")
-with Posteriors.create(STORE, "grpo-dbb", texts, labels, estimator=flags.estimator, if_exists="new") as posteriors:
+with Posteriors.create(
+    STORE, "grpo-dbb", texts, labels, estimator=flags.estimator, if_exists="new"
+) as posteriors:
     loop = Loop(
         posteriors,
         texts,

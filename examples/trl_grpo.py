@@ -19,10 +19,16 @@ from openrlhf_dbb.tiny import default_folder, prepare
 STORE = "sqlite:///trl_grpo.db"
 PROMPTS, ROLLOUTS = 16, 8  # of a step, on each process; of each prompt
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--run_name", default="trl", help="also where its checkpoints are, below trl_grpo (trl)")
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument(
+    "--run_name", default="trl", help="also where its checkpoints are, below trl_grpo (trl)"
+)
 parser.add_argument("--estimator", default="dbb", help="point is what TRL does by itself (dbb)")
-parser.add_argument("--strategy", default="plain", help="or posterior, dynamic, greso, two_stage (plain)")
+parser.add_argument(
+    "--strategy", default="plain", help="or posterior, dynamic, greso, two_stage (plain)"
+)
 parser.add_argument("--epochs", type=int, default=6, help="passes over the 256 questions (6)")
 parser.add_argument("--save_steps", type=int, default=16, help="steps between checkpoints (16)")
 options = parser.parse_args()
@@ -37,7 +43,9 @@ def correct(prompts, completions, label, **columns):
 
 
 def questions(file, count):
-    return load_dataset("json", data_files=str(file), split=f"train[:{count}]").rename_column("input", "prompt")
+    return load_dataset("json", data_files=str(file), split=f"train[:{count}]").rename_column(
+        "input", "prompt"
+    )
 
 
 trainer = PosteriorGRPOTrainer(
@@ -75,4 +83,6 @@ trainer = PosteriorGRPOTrainer(
 )
 trainer.train(resume_from_checkpoint=True)
 if trainer.is_world_process_zero():
-    print(f"look at it: openrlhf-dbb --store.url {STORE} show {options.run_name}        (or report, lab replay)")
+    print(
+        f"look at it: openrlhf-dbb --store.url {STORE} show {options.run_name}        (or report, lab replay)"
+    )

@@ -18,7 +18,9 @@ def strategy(args: SimpleNamespace) -> RolloutStrategy:
 
 def replay(args: SimpleNamespace) -> Replay:
     """Return what is replayed; ValueError if a parameter is outside its range."""
-    return Replay(**{field.name: getattr(args.replay, field.name) for field in parameter_fields(Replay)})
+    return Replay(
+        **{field.name: getattr(args.replay, field.name) for field in parameter_fields(Replay)}
+    )
 
 
 def facts(args: SimpleNamespace) -> RunFacts:

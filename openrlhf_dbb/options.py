@@ -31,7 +31,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse what is left over, so that the error of a sub-parser names its own command."""
-        self._refuse_unknown((args or [])[:1])  # else its value, perhaps a secret, would be taken for the command
+        self._refuse_unknown(
+            (args or [])[:1]
+        )  # else its value, perhaps a secret, would be taken for the command
         namespace, left = super().parse_known_args(args, namespace)
         self._refuse_unknown(left)
         if left:
@@ -40,18 +42,24 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse_unknown(self, arguments: Sequence[str]) -> None:
         for flag in (
-            argument.partition("=")[0] for argument in arguments if argument[2:] and argument.startswith("--")
+            argument.partition("=")[0]
+            for argument in arguments
+            if argument[2:] and argument.startswith("--")
         ):
             if flag not in self._option_string_actions:
                 self.error(f"unknown flag {flag}{did_you_mean(flag, self._option_string_actions)}")
 
 
-def number(kind: type, least: float, most: float | None = None, *, above: bool = False) -> Callable[[str], Any]:
+def number(
+    kind: type, least: float, most: float | None = None, *, above: bool = False
+) -> Callable[[str], Any]:
     """Return an argparse type: a number from ``least`` (not itself if ``above``) to ``most``.
 
     The type raises ArgumentTypeError for another number, ValueError for what is no number.
     """
-    allowed = f"{least:g} or more" if most is None else f"in {'(' if above else '['}{least:g}, {most:g}]"
+    allowed = (
+        f"{least:g} or more" if most is None else f"in {'(' if above else '['}{least:g}, {most:g}]"
+    )
 
     def convert(text: str) -> Any:
         value = kind(text)
@@ -116,7 +124,9 @@ def add_store(parser: argparse._ActionsContainer) -> None:
     from openrlhf_dbb.storage import DEFAULT_URL, URL_VARIABLE
 
     url = f"the store (default: ${URL_VARIABLE}, else {DEFAULT_URL})"
-    parser.add_argument("--store.url", dest="store_url", metavar="URL", default=argparse.SUPPRESS, help=url)
+    parser.add_argument(
+        "--store.url", dest="store_url", metavar="URL", default=argparse.SUPPRESS, help=url
+    )
 
 
 def add_trust(parser: argparse._ActionsContainer) -> None:
@@ -127,4 +137,6 @@ def add_trust(parser: argparse._ActionsContainer) -> None:
 
 def add_json(parser: argparse._ActionsContainer) -> None:
     """Add ``--json``, which is off by default."""
-    parser.add_argument("--json", action="store_true", help="print one JSON document; what is not known is null")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document; what is not known is null"
+    )

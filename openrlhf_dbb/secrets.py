@@ -44,7 +44,9 @@ _PATH = re.compile(r"(?<!\S)([^\s?/]*/[^\s?]*\?)(\S*=\S*)")  # /path?name=value
 _BEARER = re.compile(r"""\b(bearer[ \t]+)([^\s"']\S*)""", re.IGNORECASE)
 _KNOWN = re.compile(r"\b(hf_|sk-|gh[opsu]_|github_pat_|glpat-|AKIA)[\w-]{16,}")
 _ENCODED = re.compile(r"\S*%[0-9A-Fa-f]{2}\S*")
-_PASSWORD = r"pass(?:word|wd|phrase|code)s?|pwd|secret|credentials?|(?:api|access|secret|private)[ _-]?key"
+_PASSWORD = (
+    r"pass(?:word|wd|phrase|code)s?|pwd|secret|credentials?|(?:api|access|secret|private)[ _-]?key"
+)
 # In a sentence: the password of NAME is VALUE. What a sentence says of a password is none.
 _SAID = re.compile(
     rf"""\b((?:{_PASSWORD}|token(?=\W+\w+\W+(?=\S*\d)\S{{8}}))(?:[ \t]+(?:for|of)[ \t]+\S+)?"""
@@ -64,7 +66,9 @@ _NAME = re.compile(
 # "name": "NAME" beside "value":, in any order, of JSON, Python and YAML.
 _NAMES = ("name", "key", "field", "header", "variable")
 _VALUES = ("value", "val")
-_ENTRY = re.compile(rf"""(?<![\w.-])(?i:{"|".join(_NAMES)})\\*["']?[ \t]*[:=][ \t]*\\*["']?(\w[\w.-]*)""")
+_ENTRY = re.compile(
+    rf"""(?<![\w.-])(?i:{"|".join(_NAMES)})\\*["']?[ \t]*[:=][ \t]*\\*["']?(\w[\w.-]*)"""
+)
 _ENTRY_END = re.compile(rf"[{{}}()]|\n[ \t]*-|(?i:\b(?:{'|'.join(_VALUES)})\b)")
 _NEAR = 200  # characters between a name and its value
 _QUOTED = r"""(?:[bBrRuU]?(?P<quote>\\*["'])(?:\\.|[^\n])*?(?:(?P=quote)|$))+"""
@@ -163,7 +167,9 @@ def _without_basic(found: re.Match[str]) -> str:
     """Return "Basic user:password in base64" masked; "basic arithmetic" stays."""
     word = found[2]
     with contextlib.suppress(ValueError):
-        if b":" in base64.b64decode(word + "=" * (-len(word) % 4), altchars="-_" if {*"-_"} & {*word} else None):
+        if b":" in base64.b64decode(
+            word + "=" * (-len(word) % 4), altchars="-_" if {*"-_"} & {*word} else None
+        ):
             return _first_and_mask(found)
     return found[0]
 
@@ -195,7 +201,10 @@ def without_secrets(value: Any, name: str = "") -> Any:
         return SimpleNamespace(**without_secrets(vars(value)))
     if isinstance(value, Mapping):
         value = _without_named_value(value)
-        return {without_passwords(str(key)): without_secrets(entry, str(key)) for key, entry in value.items()}
+        return {
+            without_passwords(str(key)): without_secrets(entry, str(key))
+            for key, entry in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return list(map(without_secrets, value, _names(value)))
     return without_passwords(str(value))

@@ -75,7 +75,9 @@ def examples(names: list[str] | None) -> list[tuple[str, str | None, str]]:
 
 
 def _ask(source: str, **request: Any) -> Any:
-    with contextlib.closing(verifier_pool.VerifierPool(1, 3600.0, verifier_pool.TASK_WORKER)) as pool:
+    with contextlib.closing(
+        verifier_pool.VerifierPool(1, 3600.0, verifier_pool.TASK_WORKER)
+    ) as pool:
         reply = pool.ask(request)
     if "rows" not in reply:
         raise UsageError(f"{source}: {reply['unverified']}")
@@ -147,7 +149,9 @@ def _settings(task: str, query: str) -> dict[str, Any]:
     from reasoning_gym.factory import DATASETS
 
     if task not in _names():
-        raise UsageError(f"unknown task {task!r}{did_you_mean(task, _names())}; openrlhf-dbb tasks lists all")
+        raise UsageError(
+            f"unknown task {task!r}{did_you_mean(task, _names())}; openrlhf-dbb tasks lists all"
+        )
     defaults = dataclasses.asdict(DATASETS[task][1]())
     settings: dict[str, Any] = {"seed": 0}
     for part in filter(None, query.split("&")):
@@ -186,7 +190,9 @@ def _problem(label: str) -> tuple[Any, dict[str, Any]]:
     answer = about.pop("answer")
     dataset, entry = _entry(**about)
     if entry["answer"] != answer:
-        raise ValueError(f"the reasoning-gym of this machine makes a problem with the answer {entry['answer']!r}")
+        raise ValueError(
+            f"the reasoning-gym of this machine makes a problem with the answer {entry['answer']!r}"
+        )
     return dataset, entry
 
 

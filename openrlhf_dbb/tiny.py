@@ -63,7 +63,9 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / "heldout.jsonl")
     # Raise the version whenever the files change: those of another one are replaced.
     wanted = {"version": 2, "seed": seed, "recipe": asdict(recipe)}
-    presets.make_once(folder, "tiny.json", wanted, lambda building: _write_files(building, seed, recipe))
+    presets.make_once(
+        folder, "tiny.json", wanted, lambda building: _write_files(building, seed, recipe)
+    )
     return assets
 
 
@@ -131,7 +133,11 @@ def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
 
 
 def _warm_start(
-    model: "Qwen3ForCausalLM", tokenizer: "PreTrainedTokenizerFast", rows: list[dict[str, str]], seed: int, steps: int
+    model: "Qwen3ForCausalLM",
+    tokenizer: "PreTrainedTokenizerFast",
+    rows: list[dict[str, str]],
+    seed: int,
+    steps: int,
 ) -> None:
     """Train on the labels of the rows. A batch holds sorting alone or arithmetic alone."""
     import torch
@@ -141,7 +147,9 @@ def _warm_start(
     arithmetic = _encode([row for row in rows if not row["input"].startswith("s")], tokenizer)
     sorting = _encode([row for row in rows if row["input"].startswith("s")], tokenizer)
     draw = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, betas=(0.9, 0.98), fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), weight_decay=0.0, betas=(0.9, 0.98), fused=True
+    )
     model.train()
     for step in tqdm(range(steps), desc="tiny model", unit="step", mininterval=0.5):
         # Sorting is learned quickly, addition slowly; with more of it, sorting would start out perfect.
@@ -159,7 +167,9 @@ def _warm_start(
     model.eval()
 
 
-def _encode(rows: list[dict[str, str]], tokenizer: "PreTrainedTokenizerFast") -> "tuple[torch.Tensor, torch.Tensor]":
+def _encode(
+    rows: list[dict[str, str]], tokenizer: "PreTrainedTokenizerFast"
+) -> "tuple[torch.Tensor, torch.Tensor]":
     """Return token ids, padded on the right, and ids to predict, IGNORED outside answers; (R, T)."""
     import torch
     from torch.nn.utils.rnn import pad_sequence

@@ -64,11 +64,17 @@ def _run_main_block(*, before_parsing: bool, names: dict[str, Any]) -> None:
     """Execute OpenRLHF's main block before, or after, ``args = parser.parse_args()``."""
     # OpenRLHF has no function that returns its parser or checks its arguments, and its import takes seconds.
     nodes = ast.parse(source_file(COMMAND).read_text(encoding="utf-8")).body
-    [main] = [n for n in nodes if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"]
+    [main] = [
+        n
+        for n in nodes
+        if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"
+    ]
     split = [ast.unparse(statement) for statement in main.body].index("args = parser.parse_args()")
     # The last statement is train(args). The import of hierarchize would import torch; we give that name.
     part = main.body[:split] if before_parsing else main.body[split + 1 : -1]
-    part = [statement for statement in part if not ast.unparse(statement).endswith("import hierarchize")]
+    part = [
+        statement for statement in part if not ast.unparse(statement).endswith("import hierarchize")
+    ]
     exec(compile(ast.Module(part, type_ignores=[]), COMMAND, "exec"), names)
 
 
@@ -76,7 +82,10 @@ def build_parser(parser_class: type[argparse.ArgumentParser] = argparse.Argument
     """Return a parser of this class with every flag of OpenRLHF; imports nothing heavy."""
     from datetime import datetime
 
-    names = {"argparse": SimpleNamespace(**vars(argparse) | {"ArgumentParser": parser_class}), "datetime": datetime}
+    names = {
+        "argparse": SimpleNamespace(**vars(argparse) | {"ArgumentParser": parser_class}),
+        "datetime": datetime,
+    }
     _run_main_block(before_parsing=True, names=names)
     return names["parser"]
 
@@ -96,7 +105,10 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
         UsageError: OpenRLHF refuses the arguments.
     """
     flags = dict(vars(args))
-    names: dict[str, Any] = {"args": args, "hierarchize": load("openrlhf.utils.config", "hierarchize")}
+    names: dict[str, Any] = {
+        "args": args,
+        "hierarchize": load("openrlhf.utils.config", "hierarchize"),
+    }
     form = flags[_FORM]
     attention = flags[_ATTENTION]
     # OpenRLHF asserts that a group has several rollouts, which our baselines do not need. It asserts
@@ -144,7 +156,9 @@ def load(module: str, name: str) -> Any:
 
 def nested(values: Mapping[str, Any]) -> SimpleNamespace:
     """Return namespaces in namespaces, by the dots in the flags' names."""
-    nest: Callable[[SimpleNamespace], SimpleNamespace] = load("openrlhf.utils.config", "hierarchize")
+    nest: Callable[[SimpleNamespace], SimpleNamespace] = load(
+        "openrlhf.utils.config", "hierarchize"
+    )
     return nest(SimpleNamespace(**values))
 
 
@@ -186,7 +200,9 @@ class _Finder(MetaPathFinder, Loader):
     def __init__(self, modules: list[str]) -> None:
         self._modules = modules
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         held = any(f"{name}.".startswith(f"{module}.") for module in self._modules)
         return ModuleSpec(name, self, is_package=True) if held else None
 
@@ -258,7 +274,9 @@ def plain_class(remote_class: Any) -> type:
 def replace(module: ModuleType, name: str, replacement: Any) -> None:
     """Put ``replacement`` where OpenRLHF, or a package that it uses, looks ``name`` up; raise UsageError without it."""
     if not hasattr(module, name):
-        raise UsageError(f"{module.__name__} has no {name}; install the locked versions: bash scripts/setup_env.sh")
+        raise UsageError(
+            f"{module.__name__} has no {name}; install the locked versions: bash scripts/setup_env.sh"
+        )
     setattr(module, name, replacement)
 
 
@@ -293,7 +311,9 @@ class InThisProcess:
     ``trainer.NAME.remote(...)``, and gives what these return to ``ray.get``.
     """
 
-    def __init__(self, cls: Callable[..., Any], **more: Any) -> None:  # arguments that OpenRLHF does not give
+    def __init__(
+        self, cls: Callable[..., Any], **more: Any
+    ) -> None:  # arguments that OpenRLHF does not give
         self._cls = cls
         self._more = more
         self.made: Any = None
@@ -306,7 +326,9 @@ class InThisProcess:
     def __getattr__(self, name: str) -> Any:
         import ray
 
-        return SimpleNamespace(remote=lambda *args, **kwargs: ray.put(getattr(self.made, name)(*args, **kwargs)))
+        return SimpleNamespace(
+            remote=lambda *args, **kwargs: ray.put(getattr(self.made, name)(*args, **kwargs))
+        )
 
 
 def with_more(actor_class: Any, **more: Any) -> Any:

@@ -23,19 +23,29 @@ uid, gid, folder = "0", "0", "/"
 
 def inside(*command):
     """Run a command in the root as the image would; leave with its exit code if it fails."""
-    [home] = re.findall(rf"^[^:]*:[^:]*:{uid}:.*:(.*):", (root / "etc/passwd").read_text(), flags=re.M)
+    [home] = re.findall(
+        rf"^[^:]*:[^:]*:{uid}:.*:(.*):", (root / "etc/passwd").read_text(), flags=re.M
+    )
     isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     place = [f"--root={root}", f"--wd={folder}", f"--setuid={uid}", f"--setgid={gid}"]
-    if code := subprocess.run([*isolated, *place, *command], env=variables | {"HOME": home}).returncode:
+    if code := subprocess.run(
+        [*isolated, *place, *command], env=variables | {"HOME": home}
+    ).returncode:
         sys.exit(code)
 
 
-lines = re.sub(r"^ *#.*\n", "", (CONTEXT / "Dockerfile").read_text(), flags=re.M).replace("\\\n", "")
+lines = re.sub(r"^ *#.*\n", "", (CONTEXT / "Dockerfile").read_text(), flags=re.M).replace(
+    "\\\n", ""
+)
 for instruction, rest in (line.split(maxsplit=1) for line in lines.splitlines() if line):
     print(f"== {instruction} {rest}", flush=True)
     match instruction, rest.split():
         case "FROM", _:
-            inside("sh", "-c", "id --user 1000 || useradd --create-home --uid 1000 --shell /bin/bash ubuntu")
+            inside(
+                "sh",
+                "-c",
+                "id --user 1000 || useradd --create-home --uid 1000 --shell /bin/bash ubuntu",
+            )
         case "RUN", _:
             inside("sh", "-c", rest)
         case "USER", [user]:

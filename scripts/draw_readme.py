@@ -33,11 +33,28 @@ ROOT = Path(__file__).parents[1]
 EPOCHS = ROOT / "study" / "results" / "draws" / "epochs.csv"
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 THEMES = {
-    "readme": {"page": "#FFFFFF", "ink": "#1F2328", "grid": "#E0E0E0", "blue": "#0072B2", "orange": "#D55E00"},
-    "readme-dark": {"page": "#0D1117", "ink": "#E6EDF3", "grid": "#30363D", "blue": "#56B4E9", "orange": "#E69F00"},
+    "readme": {
+        "page": "#FFFFFF",
+        "ink": "#1F2328",
+        "grid": "#E0E0E0",
+        "blue": "#0072B2",
+        "orange": "#D55E00",
+    },
+    "readme-dark": {
+        "page": "#0D1117",
+        "ink": "#E6EDF3",
+        "grid": "#30363D",
+        "blue": "#56B4E9",
+        "orange": "#E69F00",
+    },
 }
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.46, -0.2), "fontsize": "small", "frameon": False}
+BELOW: dict[str, Any] = {
+    "loc": "upper center",
+    "bbox_to_anchor": (0.46, -0.2),
+    "fontsize": "small",
+    "frameon": False,
+}
 SIZES = {"font.size": 18, "lines.linewidth": 3, "lines.markersize": 8, "axes.axisbelow": True}
 
 
@@ -50,7 +67,9 @@ def accuracy(arm: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the rollouts (E,) of an arm's evaluations and its accuracies (seeds, E), both in order."""
     curves: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for row in read(EPOCHS):
-        if row["arm"] == arm and row["accuracy"] and row["experiment"] != "rate":  # other learning rates
+        if (
+            row["arm"] == arm and row["accuracy"] and row["experiment"] != "rate"
+        ):  # other learning rates
             curves[int(row["seed"])].append((float(row["rollouts"]), float(row["accuracy"])))
     points = np.array([sorted(curve) for _, curve in sorted(curves.items())])
     return points[0, :, 0], points[:, :, 1]
@@ -58,7 +77,10 @@ def accuracy(arm: str) -> tuple[np.ndarray, np.ndarray]:
 
 def draw_posterior(axes: Axes, theme: dict[str, str]) -> None:
     """Draw one prompt's posterior, and the share of successes in each group alone."""
-    rows = [{name: float(value) for name, value in row.items()} for row in read(ROOT / "scripts/readme_posterior.csv")]
+    rows = [
+        {name: float(value) for name, value in row.items()}
+        for row in read(ROOT / "scripts/readme_posterior.csv")
+    ]
     alpha_V, beta_V = (np.array([row[name] for row in rows]) for name in ("alpha", "beta"))
     fraction_V = np.array([row["successes"] / row["rollouts"] for row in rows])
     equal_V = (fraction_V == 0) | (fraction_V == 1)
@@ -69,9 +91,18 @@ def draw_posterior(axes: Axes, theme: dict[str, str]) -> None:
     look = {"color": theme["ink"], "linestyle": "", "clip_on": False, "zorder": 3}
     (alone,) = axes.plot(visit_V[~equal_V], fraction_V[~equal_V], marker="D", markersize=10, **look)
     (nothing,) = axes.plot(visit_V[equal_V], fraction_V[equal_V], marker="X", markersize=13, **look)
-    axes.set(xlabel="visit to the prompt", ylabel="success probability", ylim=(-0.03, 1.03), xticks=visit_V)
+    axes.set(
+        xlabel="visit to the prompt",
+        ylabel="success probability",
+        ylim=(-0.03, 1.03),
+        xticks=visit_V,
+    )
     axes.set_title("One prompt, 8 rollouts a visit", fontsize="medium")
-    labels = ["posterior, 90 % band", "this visit's rollouts alone", "all equal: GRPO learns nothing"]
+    labels = [
+        "posterior, 90 % band",
+        "this visit's rollouts alone",
+        "all equal: GRPO learns nothing",
+    ]
     axes.legend([(band, line), alone, nothing], labels, **BELOW)
 
 
@@ -88,9 +119,16 @@ def draw_accuracy(axes: Axes, theme: dict[str, str]) -> None:
         quantile = stats.t.ppf(0.975, len(accuracy_S_E) - 1)
         error_E = 100 * quantile * stats.sem(accuracy_S_E)
         axes.plot(
-            rollouts_E, mean_E, color=color, marker=marker, linestyle=line, label=f"{name}, n = {len(accuracy_S_E)}"
+            rollouts_E,
+            mean_E,
+            color=color,
+            marker=marker,
+            linestyle=line,
+            label=f"{name}, n = {len(accuracy_S_E)}",
         )
-        axes.fill_between(rollouts_E, mean_E - error_E, mean_E + error_E, color=color, alpha=0.15, linewidth=0)
+        axes.fill_between(
+            rollouts_E, mean_E - error_E, mean_E + error_E, color=color, alpha=0.15, linewidth=0
+        )
     axes.set(xlabel="rollouts", ylabel="right, learnable sums, %", xticks=rollouts_E)
     axes.set_title("SmolLM2-135M, 95 % bands", fontsize="medium")
     axes.legend(**BELOW)
@@ -98,7 +136,9 @@ def draw_accuracy(axes: Axes, theme: dict[str, str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "figures", help="default docs/figures")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "docs" / "figures", help="default docs/figures"
+    )
     folder = parser.parse_args().output
     for name, theme in THEMES.items():
         colours = dict.fromkeys(INKED, theme["ink"]) | {"axes.facecolor": theme["page"]}

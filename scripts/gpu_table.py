@@ -11,7 +11,9 @@ OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 WHY = 60  # characters at most
 
 facts, rows = {}, [("check", "result", "seconds", "peak GB", "why")]
-for case in ElementTree.parse(sys.argv[1]).iterfind(".//testcase[@name]"):  # one that was interrupted has no name
+for case in ElementTree.parse(sys.argv[1]).iterfind(
+    ".//testcase[@name]"
+):  # one that was interrupted has no name
     properties = {each.get("name"): each.get("value") for each in case.iter("property")}
     if case.get("name") == "test_machine":
         facts = properties
@@ -19,7 +21,15 @@ for case in ElementTree.parse(sys.argv[1]).iterfind(".//testcase[@name]"):  # on
     result = OUTCOMES[outcomes[0].tag] if outcomes else "passed"
     why = outcomes[0].get("message", "").partition("\n")[0] if outcomes else ""
     seconds = f"{float(case.get('time')):.1f}"
-    rows.append((case.get("name").removeprefix("test_"), result, seconds, properties.get("peak", "-"), why[:WHY]))
+    rows.append(
+        (
+            case.get("name").removeprefix("test_"),
+            result,
+            seconds,
+            properties.get("peak", "-"),
+            why[:WHY],
+        )
+    )
 
 for name in HEAD:
     if name in facts:

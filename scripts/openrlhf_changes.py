@@ -34,7 +34,10 @@ def digest(name: str) -> str:
     text = source_file(module).read_text(encoding="utf-8")
     node: ast.AST | None = ast.parse(text)
     for part in filter(None, path.split(".")):
-        node = next((child for child in getattr(node, "body", ()) if getattr(child, "name", None) == part), None)
+        node = next(
+            (child for child in getattr(node, "body", ()) if getattr(child, "name", None) == part),
+            None,
+        )
     if node is None:
         return "gone"
     segment = ast.get_source_segment(text, node) if path else text

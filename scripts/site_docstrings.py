@@ -26,7 +26,9 @@ def _comment(field: griffe.Object) -> str:
     lines = field.lines_collection[field.filepath]
     if found := re.search(r"  # (?!type:|noqa)(.*)", lines[(field.endlineno or field.lineno) - 1]):
         return found[1]
-    above = itertools.takewhile(lambda line: line.strip().startswith("# "), reversed(lines[: field.lineno - 1]))
+    above = itertools.takewhile(
+        lambda line: line.strip().startswith("# "), reversed(lines[: field.lineno - 1])
+    )
     return " ".join(line.strip()[2:] for line in reversed(list(above)))
 
 
@@ -34,6 +36,10 @@ def _to_markdown(obj: griffe.Object) -> None:
     if obj.docstring is None:
         return
     text = re.sub(r":(?:class|data|func|meth|mod):(?=`)", "", obj.docstring.value)
-    for pattern, plain in ((r"::$", ":"), (r"^Class attributes:$", "Attributes:"), (r"^Example:$", "Examples:")):
+    for pattern, plain in (
+        (r"::$", ":"),
+        (r"^Class attributes:$", "Attributes:"),
+        (r"^Example:$", "Examples:"),
+    ):
         text = re.sub(pattern, plain, text, flags=re.MULTILINE)
     obj.docstring.value = text

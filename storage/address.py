@@ -39,7 +39,9 @@ class Address:
     location: str  # for people, without user and password: an absolute path, or postgresql://host:port/database
     text: str = field(repr=False)  # the URL that opens the same store in another process
     path: str = ""  # absolute file path (SQLite), else ""
-    url: URL | None = field(default=None, repr=False)  # for the engine (PostgreSQL); None for SQLite
+    url: URL | None = field(
+        default=None, repr=False
+    )  # for the engine (PostgreSQL); None for SQLite
 
 
 def parse_url(text: str | None) -> Address:
@@ -54,7 +56,9 @@ def parse_url(text: str | None) -> Address:
         return _file(text)
     if text.startswith("sqlite:///"):
         if "?" in text:
-            raise StoreError(f"{text!r} holds a ?: write %3F for one in a file's path; ?options are not supported")
+            raise StoreError(
+                f"{text!r} holds a ?: write %3F for one in a file's path; ?options are not supported"
+            )
         return _file(unquote(text.removeprefix("sqlite:///")))
     try:
         url = make_url(text)
@@ -66,7 +70,9 @@ def parse_url(text: str | None) -> Address:
             "and percent-encode @ : / ? # in a user name or password (@ is %40)"
         )
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
-        return Address(_postgresql_location(url), text, url=url.set(drivername="postgresql+psycopg"))
+        return Address(
+            _postgresql_location(url), text, url=url.set(drivername="postgresql+psycopg")
+        )
     raise StoreError(f"{url.drivername!r} is not a supported database; write {FORMS}")
 
 
@@ -99,7 +105,12 @@ def _database_of(url: URL) -> str:
 
 
 def _file(name: str) -> Address:
-    if not name or name.startswith((":memory:", "file:")) or "\0" in name or not _is_encodable(name):
+    if (
+        not name
+        or name.startswith((":memory:", "file:"))
+        or "\0" in name
+        or not _is_encodable(name)
+    ):
         raise StoreError(
             f"a SQLite store is one file, given by its path alone (sqlite:///posteriors.db), not {name!r}; memory and "
             "file: names are not supported"
@@ -136,7 +147,10 @@ def check_sqlite_path(path: str, *, create: bool) -> None:
 def file_system(path: str, mounts: str) -> str:
     """Return the file system of an absolute path, given the text of /proc/mounts; "" if it is unknown."""
     lines = (line.split(" ") for line in mounts.splitlines())
-    points = [(point.replace("\\040", " "), place, kind) for place, (_, point, kind, *_) in enumerate(lines)]
+    points = [
+        (point.replace("\\040", " "), place, kind)
+        for place, (_, point, kind, *_) in enumerate(lines)
+    ]
     around = [mount for mount in points if f"{path}/".startswith(mount[0].rstrip("/") + "/")]
     # The longest point is the innermost; of two mounts on the same point, the later one hides the earlier.
     return max(around, default=("", 0, ""))[2]

@@ -41,7 +41,9 @@ def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result
             except Interrupted as error:
                 waited = time.monotonic() - began
                 if waited >= RETRY_LIMIT_S:
-                    raise StoreError(f"{error}; gave up after {waited:.0f} s; resume when the outage is over") from None
+                    raise StoreError(
+                        f"{error}; gave up after {waited:.0f} s; resume when the outage is over"
+                    ) from None
                 if pause == _FIRST_PAUSE_S:
                     _log.warning("%s; retrying for up to %g s", error, RETRY_LIMIT_S)
             # Random, so that processes that failed together do not retry together.

@@ -38,7 +38,9 @@ class Files:
         """Raise StoreError if a file is not the one that this connection of SQLAlchemy has opened."""
         for path, identity in connection.info.get("files", {}).items():
             if _status(path)[:2] != identity:
-                raise StoreError(f"{path} was deleted, moved or replaced while it was open; {RESTORE}")
+                raise StoreError(
+                    f"{path} was deleted, moved or replaced while it was open; {RESTORE}"
+                )
 
     def follow(self, connection: Any) -> None:
         """Let a connection that only reads open the files anew if they were replaced or written in place."""

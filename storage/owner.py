@@ -13,7 +13,9 @@ class Owner:
 
     host: str  # its host name
     pid: int  # its process id on that host
-    started: str | None  # when, in which boot and PID namespace: a later process may have its id; None if unknown
+    started: (
+        str | None
+    )  # when, in which boot and PID namespace: a later process may have its id; None if unknown
 
     @classmethod
     def of_this_process(cls) -> "Owner":
@@ -29,7 +31,9 @@ class Owner:
     def is_local(self) -> bool:
         """Return whether its process id means something here: same host, boot and PID namespace."""
         # Containers and machines may share a host name.
-        return self.host == socket.gethostname() and _system_of(self.started) == _system_of(_start_of(os.getpid()))
+        return self.host == socket.gethostname() and _system_of(self.started) == _system_of(
+            _start_of(os.getpid())
+        )
 
     @property
     def is_gone(self) -> bool:

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from openrlhf_dbb.storage import decode
 from openrlhf_dbb.storage.engine import chunks, table
 from openrlhf_dbb.storage.errors import StoreError, retried
-from openrlhf_dbb.storage.records import TOTALS, UNVERIFIED, Floats, Integers, RunRecord, SharedState
+from openrlhf_dbb.storage.records import (
+    TOTALS,
+    UNVERIFIED,
+    Floats,
+    Integers,
+    RunRecord,
+    SharedState,
+)
 from openrlhf_dbb.storage.run import newest_shared
 from openrlhf_dbb.storage.schema import VIEWS
 from openrlhf_dbb.storage.store import PosteriorStore
@@ -68,7 +75,9 @@ class HeldOut:
     """The evaluations made during a run's training."""
 
     step: Integers  # (T,) ascending; 0 is before the training; T >= 1
-    accuracy: Floats  # (T,) mean score over verified responses, then over prompts, then over benchmarks
+    accuracy: (
+        Floats  # (T,) mean score over verified responses, then over prompts, then over benchmarks
+    )
     benchmarks: int  # their number at the last of these steps; all have the same weight
     prompts: int  # at that step, of all benchmarks together
     samples: int  # responses to each prompt
@@ -98,10 +107,14 @@ def _kinds(log: type) -> dict[str, str]:
 
 
 @retried
-def _columns(store: PosteriorStore, kinds: dict[str, str], where: str, **parameters: Any) -> dict[str, NDArray[Any]]:
+def _columns(
+    store: PosteriorStore, kinds: dict[str, str], where: str, **parameters: Any
+) -> dict[str, NDArray[Any]]:
     """Return columns of these names and numpy types; NULL is NaN. ``where``: the query from FROM on."""
     with store.database.transaction() as connection:
-        found = table(connection, [*kinds.items()], f"SELECT {', '.join(kinds)} {where}", parameters)
+        found = table(
+            connection, [*kinds.items()], f"SELECT {', '.join(kinds)} {where}", parameters
+        )
     return {name: np.ascontiguousarray(found[name]) for name in kinds}
 
 
@@ -123,7 +136,9 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
     return HeldOut(steps, accuracies, last["benchmarks"], last["prompts"], last["samples"])
 
 
-def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[str, tuple[Integers, Floats, Floats]]:
+def held_out_prompts(
+    store: PosteriorStore, run: RunRecord, step: int
+) -> dict[str, tuple[Integers, Floats, Floats]]:
     """Return held-out accuracy after a step by benchmark: (P,) prompt ids, ascending, (P,) the accuracy of each, (P, 2)
     its verified responses and the sum of their scores.
 
@@ -136,8 +151,14 @@ def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[s
     found: dict[str, list[tuple[Any, ...]]] = {}
     for row in store.query(query, run=run.run_id, name=TRAINING, step=step):
         found.setdefault(row.benchmark, []).append(tuple(row[1:]))
-    columns_of = {benchmark: tuple(map(np.array, zip(*rows, strict=True))) for benchmark, rows in found.items()}
-    return {name: (ids, accuracy, np.stack(counts, axis=1)) for name, (ids, accuracy, *counts) in columns_of.items()}
+    columns_of = {
+        benchmark: tuple(map(np.array, zip(*rows, strict=True)))
+        for benchmark, rows in found.items()
+    }
+    return {
+        name: (ids, accuracy, np.stack(counts, axis=1))
+        for name, (ids, accuracy, *counts) in columns_of.items()
+    }
 
 
 def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
@@ -169,7 +190,9 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 
 def unused_rollouts(store: PosteriorStore, run: RunRecord) -> int:
     """Return the rollouts that belong to no step, as given to ``Run.finish``; 0 before."""
-    ends = store.query("SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'", run=run.run_id)
+    ends = store.query(
+        "SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'", run=run.run_id
+    )
     unused = 0
     for row in ends:
         what = f"detail of the finish of run {run.name!r}"
@@ -201,12 +224,16 @@ def unverified_visits(store: PosteriorStore, run: RunRecord) -> dict[int, int]:
     return visits
 
 
-def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) -> Iterator[tuple[int, str, str, int]]:
+def prompt_texts(
+    store: PosteriorStore, prompt_ids: Integers, *, length: int
+) -> Iterator[tuple[int, str, str, int]]:
     """Yield prompt_id, prompt, label and the prompt's full length, lowest id first; texts are cut to ``length``."""
     query = f"""SELECT prompt_id, substr(prompt, 1, :length), substr(label, 1, :length), length(prompt)
                 FROM dbb_prompt WHERE {store.database.one_of("prompt_id")} ORDER BY prompt_id"""
     with store.database.transaction() as connection:
-        for rows in chunks(connection, query, {"ids": store.database.ids(prompt_ids), "length": length}):
+        for rows in chunks(
+            connection, query, {"ids": store.database.ids(prompt_ids), "length": length}
+        ):
             yield from rows
 
 
@@ -219,7 +246,9 @@ def whole_prompts(store: PosteriorStore, prompt_ids: Integers) -> list[tuple[str
     found = {row[0]: row[1:3] for row in prompt_texts(store, prompt_ids, length=2**31 - 1)}
     for prompt_id in prompt_ids.tolist():
         if prompt_id not in found:
-            raise StoreError(f"prompt {prompt_id} is not in {store.location}; restore a backup that has its row")
+            raise StoreError(
+                f"prompt {prompt_id} is not in {store.location}; restore a backup that has its row"
+            )
     return [found[prompt_id] for prompt_id in prompt_ids.tolist()]
 
 
@@ -319,7 +348,9 @@ def all_fit(store: PosteriorStore, run: RunRecord, wrong: float, right: float) -
     return not store.query(query, run=run.run_id, wrong=wrong, right=right)
 
 
-def prompt_rates(store: PosteriorStore, run: RunRecord, wrong: float, right: float) -> dict[str, NDArray[Any]]:
+def prompt_rates(
+    store: PosteriorStore, run: RunRecord, wrong: float, right: float
+) -> dict[str, NDArray[Any]]:
     """Return the columns of the view ``prompt_rates`` of a run, (P,) each, ascending by prompt_id.
 
     ``wrong`` and ``right`` are the scores of a rollout; ``successes`` counts the right ones.
@@ -333,7 +364,9 @@ def prompt_rates(store: PosteriorStore, run: RunRecord, wrong: float, right: flo
     return _columns(store, kinds, where, run=run.run_id, wrong=wrong, right=right)
 
 
-def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int) -> tuple[Rows, Rows]:
+def kept_group(
+    store: PosteriorStore, run: RunRecord, step: int, prompt_id: int
+) -> tuple[Rows, Rows]:
     """Return a group with its estimate and the posterior before and after, if there is one; and its kept rollouts."""
     group = """
         SELECT h.step, s.form, h.prev_step, h.prev_alpha AS alpha_before, h.prev_beta AS beta_before, h.rollouts,

@@ -52,8 +52,12 @@ class RunRecord:
     config: dict[str, Any]
     method: str
     created_at: str
-    parent: dict[str, Any] | None  # the run it was warm-started from: name, uuid, step, weight, database
-    heartbeat_at: str = field(compare=False)  # last write of its owner, as of when this was read; UTC, ISO 8601
+    parent: (
+        dict[str, Any] | None
+    )  # the run it was warm-started from: name, uuid, step, weight, database
+    heartbeat_at: str = field(
+        compare=False
+    )  # last write of its owner, as of when this was read; UTC, ISO 8601
     owner: Owner = field(compare=False)
     damage: str = ""  # why a column of its row, which has a stand-in here, cannot be read; one line
 
@@ -99,11 +103,17 @@ class Usage:
 
     generated: int = field(metadata={"comment": "rollouts generated"})
     generated_tokens: int = field(metadata={"comment": "their response tokens"})
-    trained: int | None = field(metadata={"comment": "of these, rollouts trained on; the rest was filtered out"})
+    trained: int | None = field(
+        metadata={"comment": "of these, rollouts trained on; the rest was filtered out"}
+    )
     zero_variance: int = field(metadata={"comment": "generated rollouts in zero-variance groups"})
-    informative: int | None = field(metadata={"comment": "trained rollouts of groups in which some advantage is not 0"})
+    informative: int | None = field(
+        metadata={"comment": "trained rollouts of groups in which some advantage is not 0"}
+    )
     rescued: int | None = field(metadata={"comment": "of these, rollouts in zero-variance groups"})
-    skipped: int = field(metadata={"comment": "times a prompt was drawn and skipped before generation"})
+    skipped: int = field(
+        metadata={"comment": "times a prompt was drawn and skipped before generation"}
+    )
     groups: int = field(metadata={"comment": "prompts with generated rollouts"})
 
 
@@ -135,14 +145,18 @@ class RolloutRows:
     advantage: Floats  # finite
     length: Integers  # >= 0, response tokens
     truncated: Floats  # 1 if the response was cut at the length limit, else 0; NaN if not known
-    log_prob: Floats  # sum of the response tokens' log-probabilities at sampling time; NaN if not known
+    log_prob: (
+        Floats  # sum of the response tokens' log-probabilities at sampling time; NaN if not known
+    )
     text: Sequence[str]
     # Training steps that the policy had seen that wrote the response; NaN or None: step - 1, the step's own policy.
     policy_version: Floats | None = None
-    baseline: Floats | None = None  # this and the next two: NaN where not trained on, None: not known
+    # This and the next two: NaN where not trained on, None: not known
+    baseline: Floats | None = None
     scale: Floats | None = None
     weight: Floats | None = None
-    read: Sequence[str | None] | None = None  # the verifier's answer, or why it could read none; None: not told
+    # The verifier's answer, or why it could read none; None: not told
+    read: Sequence[str | None] | None = None
 
     def checked(self) -> "RolloutRows":
         """Return a copy with exact types, sorted by prompt id and sample."""
@@ -172,7 +186,8 @@ class StepRows:
     kept: RolloutRows | None = None
     # (P,) mean of RolloutRows.policy_version over the prompt's rollouts; NaN or None: step - 1, the step's own policy.
     policy_version: Floats | None = None
-    inclusion: Floats | None = None  # (P,) in (0, 1], probability of the draw; None: the strategy does not choose
+    # (P,) in (0, 1], probability of the draw; None: the strategy does not choose
+    inclusion: Floats | None = None
     form: str | None = None  # name of the advantage form; None if not known
 
     def checked(self) -> "StepRows":
@@ -187,15 +202,23 @@ class StepRows:
             sums = _typed(self.probes, np.argsort(self.probes.prompt_ids))
             _check_finite("probes.", sums, ("successes", "squares"))
             probes = ProbeRows(**sums)
-        shared = {name: np.array(self.shared[name], dtype=np.float64) for name in sorted(self.shared)}
+        shared = {
+            name: np.array(self.shared[name], dtype=np.float64) for name in sorted(self.shared)
+        }
         for name, vector in shared.items():
             if not np.isfinite(vector).all():
-                raise StoreError(f"the run-wide state {name!r} is {vector.tolist()}; it must be finite")
-        return replace(self, **columns, shared=shared, probes=probes, kept=self.kept and self.kept.checked())
+                raise StoreError(
+                    f"the run-wide state {name!r} is {vector.tolist()}; it must be finite"
+                )
+        return replace(
+            self, **columns, shared=shared, probes=probes, kept=self.kept and self.kept.checked()
+        )
 
     def digest(self, step: int) -> bytes:
         """Return 16 bytes that identify the content of a step; only of checked rows."""
-        content = msgspec.msgpack.encode((step, self), enc_hook=lambda array: (array.dtype.str, array.tobytes()))
+        content = msgspec.msgpack.encode(
+            (step, self), enc_hook=lambda array: (array.dtype.str, array.tobytes())
+        )
         return hashlib.blake2b(content, digest_size=16).digest()
 
 
@@ -237,14 +260,20 @@ class StateLayout:
 
     def to_columns(self, state: Floats, prefix: str = "") -> dict[str, NDArray[Any]]:
         """Return the columns of a (P, F) state; NaN becomes NULL."""
-        columns = {prefix + name: state[:, self.fields.index(name)] for name, kind in self.columns if kind != "O"}
+        columns = {
+            prefix + name: state[:, self.fields.index(name)]
+            for name, kind in self.columns
+            if kind != "O"
+        }
         if self.others:
             known_P = ~np.isnan(state[:, self.others[0]])
             values = np.full((known_P.sum(), len(self.fields)), np.nan)  # which becomes null
             values[:, self.others] = state[known_P][:, self.others]
             texts = np.full(len(state), None, dtype=object)
             # All rows by one call, then cut apart: a call for each row takes twice as long.
-            texts[known_P] = msgspec.json.encode(values.tolist())[1:-1].decode().replace("],[", "] [").split()
+            texts[known_P] = (
+                msgspec.json.encode(values.tolist())[1:-1].decode().replace("],[", "] [").split()
+            )
             columns[prefix + "state"] = texts
         return columns
 
@@ -265,14 +294,18 @@ class StateLayout:
 
 def shared_to_text(shared: SharedState | None) -> str | None:
     """Return JSON with the shortest decimals that read back as the same float64; None without run-wide state."""
-    return json.dumps({name: values.tolist() for name, values in shared.items()}) if shared else None
+    return (
+        json.dumps({name: values.tolist() for name, values in shared.items()}) if shared else None
+    )
 
 
 def storable(string: str) -> str:
     """Return the text with U+FFFD in place of what PostgreSQL cannot store: U+0000 and unpaired surrogates."""
     if string.isascii() and "\0" not in string:
         return string
-    return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return (
+        string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )
 
 
 def _typed(rows: Any, order: Integers) -> dict[str, Any]:

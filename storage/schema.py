@@ -7,7 +7,18 @@ needs a new ``SCHEMA_VERSION``. A database of another version is refused, since 
 from importlib.metadata import version
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, LargeBinary, MetaData, Table, Text, inspect
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    inspect,
+)
 from sqlalchemy.engine import Connection
 
 from openrlhf_dbb.storage.engine import Database
@@ -28,19 +39,32 @@ def _table(name: str, *columns: Column[Any], **options: Any) -> Table:
 
 schema_version = _table(
     "dbb_version",
-    Column("version", Integer, primary_key=True, autoincrement=False, comment="version of these tables"),
+    Column(
+        "version", Integer, primary_key=True, autoincrement=False, comment="version of these tables"
+    ),
     Column("library_version", Text, nullable=False, comment="openrlhf-dbb release that made them"),
 )
 
 run = _table(
     "dbb_run",
     Column("run_id", _Id, primary_key=True, comment="id of the run in this database"),
-    Column("uuid", Text, nullable=False, unique=True, comment="32 hex digits, unique in all databases"),
+    Column(
+        "uuid", Text, nullable=False, unique=True, comment="32 hex digits, unique in all databases"
+    ),
     Column("name", Text, nullable=False, unique=True, comment="name given by the user"),
-    Column("status", Text, nullable=False, comment="running, stale (released unfinished) or finished"),
-    Column("last_step", BigInteger, nullable=False, comment="last recorded training step, 0 before the first"),
+    Column(
+        "status", Text, nullable=False, comment="running, stale (released unfinished) or finished"
+    ),
+    Column(
+        "last_step",
+        BigInteger,
+        nullable=False,
+        comment="last recorded training step, 0 before the first",
+    ),
     Column("estimator", Text, nullable=False, comment="name of the reward estimator"),
-    Column("estimator_version", Integer, nullable=False, comment="version of the meaning of its state"),
+    Column(
+        "estimator_version", Integer, nullable=False, comment="version of the meaning of its state"
+    ),
     Column("parameters", Text, nullable=False, comment="parameters of the estimator, JSON"),
     Column("state_fields", Text, nullable=False, comment="names of the state's fields, JSON list"),
     Column("model", Text, nullable=False, comment="model that is trained"),
@@ -51,10 +75,19 @@ run = _table(
     Column("method", Text, comment="training method (grpo, dapo, ...); NULL if not given"),
     Column("created_at", Text, nullable=False, comment="start of the run, UTC, ISO 8601"),
     Column("heartbeat_at", Text, nullable=False, comment="last write of its owner, UTC, ISO 8601"),
-    Column("writer_token", Text, nullable=False, comment="secret of the process that may write, its owner"),
+    Column(
+        "writer_token",
+        Text,
+        nullable=False,
+        comment="secret of the process that may write, its owner",
+    ),
     Column("owner_host", Text, nullable=False, comment="host of the owner"),
     Column("owner_pid", BigInteger, nullable=False, comment="its process id"),
-    Column("owner_started", Text, comment="its start: clock ticks @ boot id @ PID namespace; NULL if unknown"),
+    Column(
+        "owner_started",
+        Text,
+        comment="its start: clock ticks @ boot id @ PID namespace; NULL if unknown",
+    ),
     Column("parent_name", Text, comment="run this one was warm-started from; NULL if none"),
     Column("parent_uuid", Text, comment="uuid of that run"),
     Column("parent_step", BigInteger, comment="its last step at that time"),
@@ -68,8 +101,16 @@ run = _table(
 prompt = _table(
     "dbb_prompt",
     Column("prompt_id", _Id, primary_key=True, comment="id of the prompt in this database"),
-    Column("hash", LargeBinary, nullable=False, unique=True, comment="16 bytes, BLAKE2b of prompt and label"),
-    Column("prompt", Text, nullable=False, comment="what the model saw; U+0000 is stored as U+FFFD"),
+    Column(
+        "hash",
+        LargeBinary,
+        nullable=False,
+        unique=True,
+        comment="16 bytes, BLAKE2b of prompt and label",
+    ),
+    Column(
+        "prompt", Text, nullable=False, comment="what the model saw; U+0000 is stored as U+FFFD"
+    ),
     Column("label", Text, nullable=False, comment="reference answer; U+0000 is stored as U+FFFD"),
     comment="Prompts of all runs; the same text with another label is another prompt",
     sqlite_autoincrement=True,
@@ -81,10 +122,18 @@ posterior = _table(
     "dbb_posterior",
     Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
-    Column("alpha", Double, comment="discounted successes, rollouts; NULL if the estimator has none"),
+    Column(
+        "alpha", Double, comment="discounted successes, rollouts; NULL if the estimator has none"
+    ),
     Column("beta", Double, comment="discounted failures, rollouts; NULL if the estimator has none"),
-    Column("state", Text, comment="other state fields, JSON list in the order of state_fields; NULL if none"),
-    Column("visits", BigInteger, nullable=False, comment="steps of this run that trained on the prompt"),
+    Column(
+        "state",
+        Text,
+        comment="other state fields, JSON list in the order of state_fields; NULL if none",
+    ),
+    Column(
+        "visits", BigInteger, nullable=False, comment="steps of this run that trained on the prompt"
+    ),
     Column("step", BigInteger, nullable=False, comment="the last of them; 0: warm start only"),
     comment="Current posterior of each prompt that a run has seen or was warm-started with",
     sqlite_with_rowid=False,
@@ -94,21 +143,47 @@ posterior = _table(
 history = _table(
     "dbb_history",
     Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
-    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
+    Column(
+        "step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"
+    ),
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
     Column("rollouts", BigInteger, nullable=False, comment="rewards seen in this step"),
     Column("successes", Double, nullable=False, comment="their sum"),
     Column("alpha", Double, comment="posterior after the step, as in dbb_posterior"),
     Column("beta", Double, comment="posterior after the step"),
     Column("state", Text, comment="posterior after the step"),
-    Column("mean", Double, nullable=False, comment="estimated mean of one reward, used in this step"),
-    Column("variance", Double, nullable=False, comment="estimated variance of one reward, used in this step"),
+    Column(
+        "mean", Double, nullable=False, comment="estimated mean of one reward, used in this step"
+    ),
+    Column(
+        "variance",
+        Double,
+        nullable=False,
+        comment="estimated variance of one reward, used in this step",
+    ),
     Column("prev_alpha", Double, comment="posterior before the step; NULL if there was none"),
     Column("prev_beta", Double, comment="posterior before the step"),
-    Column("prev_state", Text, comment="posterior before the step if prev_step is 0; else that step has it"),
-    Column("prev_step", BigInteger, nullable=False, comment="step of that posterior; 0: warm start; -1: none"),
-    Column("policy_version", Double, comment="training steps its rollouts' policy had seen, mean; NULL: step - 1"),
-    Column("inclusion", Double, comment="probability that the strategy drew the prompt; NULL: it does not choose"),
+    Column(
+        "prev_state",
+        Text,
+        comment="posterior before the step if prev_step is 0; else that step has it",
+    ),
+    Column(
+        "prev_step",
+        BigInteger,
+        nullable=False,
+        comment="step of that posterior; 0: warm start; -1: none",
+    ),
+    Column(
+        "policy_version",
+        Double,
+        comment="training steps its rollouts' policy had seen, mean; NULL: step - 1",
+    ),
+    Column(
+        "inclusion",
+        Double,
+        comment="probability that the strategy drew the prompt; NULL: it does not choose",
+    ),
     comment="Every posterior of every step, with the one before it, so that steps can be undone",
     sqlite_with_rowid=False,
 )
@@ -116,7 +191,13 @@ history = _table(
 probe = _table(
     "dbb_probe",
     Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
-    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step whose policy was probed"),
+    Column(
+        "step",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="training step whose policy was probed",
+    ),
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
     Column("samples", BigInteger, nullable=False, comment="extra rollouts"),
     Column("successes", Double, nullable=False, comment="sum of their scores"),
@@ -129,38 +210,88 @@ probe = _table(
 rollout = _table(
     "dbb_rollout",
     Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
-    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
+    Column(
+        "step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"
+    ),
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
-    Column("sample", BigInteger, primary_key=True, autoincrement=False, comment="place in its group, from 0"),
+    Column(
+        "sample",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="place in its group, from 0",
+    ),
     Column("reward", Double, comment="what was optimized; NULL if it could not be verified"),
-    Column("score", Double, comment="the verifier's, before penalties; NULL if it could not be verified"),
+    Column(
+        "score",
+        Double,
+        comment="the verifier's, before penalties; NULL if it could not be verified",
+    ),
     Column("advantage", Double, nullable=False, comment="0 if it could not be verified"),
     Column("length", BigInteger, nullable=False, comment="response tokens"),
     Column("truncated", BigInteger, comment="1: cut at the length limit; 0: not; NULL: not known"),
-    Column("log_prob", Double, comment="sum over the response's tokens when sampled; NULL if not known"),
-    Column("text", Text, nullable=False, comment="what the model wrote; U+0000 is stored as U+FFFD"),
-    Column("policy_version", Double, comment="training steps the policy had seen that wrote it; NULL: step - 1"),
-    Column("baseline", Double, comment="advantage = weight * (reward - baseline) / scale; NULL if not trained on"),
+    Column(
+        "log_prob", Double, comment="sum over the response's tokens when sampled; NULL if not known"
+    ),
+    Column(
+        "text", Text, nullable=False, comment="what the model wrote; U+0000 is stored as U+FFFD"
+    ),
+    Column(
+        "policy_version",
+        Double,
+        comment="training steps the policy had seen that wrote it; NULL: step - 1",
+    ),
+    Column(
+        "baseline",
+        Double,
+        comment="advantage = weight * (reward - baseline) / scale; NULL if not trained on",
+    ),
     Column("scale", Double, comment="the advantage is 0 where it is 0; NULL if not trained on"),
-    Column("weight", Double, comment="importance weight of the strategy, 1 without; NULL if not trained on"),
-    Column("read", Text, comment="what the verifier read, or 'no answer' and why; NULL if it does not tell"),
+    Column(
+        "weight",
+        Double,
+        comment="importance weight of the strategy, 1 without; NULL if not trained on",
+    ),
+    Column(
+        "read",
+        Text,
+        comment="what the verifier read, or 'no answer' and why; NULL if it does not tell",
+    ),
     comment="Some rollouts of every step",
 )
 
 step = _table(
     "dbb_step",
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run"),
-    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
+    Column(
+        "step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"
+    ),
     Column("prompts", BigInteger, nullable=False, comment="rows of dbb_history in this step"),
     Column("rollouts", BigInteger, nullable=False, comment="rewards seen in this step"),
     Column("successes", Double, nullable=False, comment="their sum"),
-    Column("digest", LargeBinary, nullable=False, comment="16 bytes, identifies the content of the step"),
+    Column(
+        "digest",
+        LargeBinary,
+        nullable=False,
+        comment="16 bytes, identifies the content of the step",
+    ),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
-    Column("shared", Text, comment="run-wide state after the step, vectors by name, JSON; NULL: none or unchanged"),
+    Column(
+        "shared",
+        Text,
+        comment="run-wide state after the step, vectors by name, JSON; NULL: none or unchanged",
+    ),
     # NULL: the step's rollouts were not counted.
-    *(Column(name, BigInteger, comment=f"{comment}; NULL if not counted") for name, comment in TOTALS.items()),
+    *(
+        Column(name, BigInteger, comment=f"{comment}; NULL if not counted")
+        for name, comment in TOTALS.items()
+    ),
     Column("form", Text, comment="how a reward became an advantage, by name; NULL if not known"),
-    Column("metrics", Text, comment="what the trainer logged of the step, numbers by name, JSON; NULL if nothing"),
+    Column(
+        "metrics",
+        Text,
+        comment="what the trainer logged of the step, numbers by name, JSON; NULL if nothing",
+    ),
     comment="Recorded steps: a step is here if and only if all of it was written",
     sqlite_with_rowid=False,
 )
@@ -168,7 +299,13 @@ step = _table(
 checkpoint = _table(
     "dbb_checkpoint",
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run"),
-    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="step the model was saved at"),
+    Column(
+        "step",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="step the model was saved at",
+    ),
     Column("tag", Text, primary_key=True, comment="name of the model checkpoint"),
     comment="Model checkpoints that the stored posteriors are known to cover",
     sqlite_with_rowid=False,
@@ -179,7 +316,12 @@ event = _table(
     Column("event_id", _Id, primary_key=True, comment="id of the event in this database"),
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), nullable=False, comment="the run"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
-    Column("kind", Text, nullable=False, comment="claim, take_over, roll_back, warm_start, known_rates or finish"),
+    Column(
+        "kind",
+        Text,
+        nullable=False,
+        comment="claim, take_over, roll_back, warm_start, known_rates or finish",
+    ),
     Column("from_step", BigInteger, nullable=False, comment="last step before the event"),
     Column("to_step", BigInteger, nullable=False, comment="last step after the event"),
     Column("detail", Text, nullable=False, comment="JSON"),
@@ -190,12 +332,30 @@ event = _table(
 evaluation = _table(
     "dbb_evaluation",
     Column("evaluation_id", _Id, primary_key=True, comment="id of the evaluation in this database"),
-    Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), comment="the run that trained the model"),
-    Column("step", BigInteger, comment="training step after which it was evaluated; NULL if not given"),
-    Column("name", Text, nullable=False, comment="name of the evaluation; training: made during training"),
+    Column(
+        "run_id", BigInteger, ForeignKey("dbb_run.run_id"), comment="the run that trained the model"
+    ),
+    Column(
+        "step", BigInteger, comment="training step after which it was evaluated; NULL if not given"
+    ),
+    Column(
+        "name",
+        Text,
+        nullable=False,
+        comment="name of the evaluation; training: made during training",
+    ),
     Column("model", Text, nullable=False, comment="model that was evaluated"),
-    Column("config", Text, nullable=False, comment="sampling parameters and whatever else was given, JSON"),
-    Column("generated_total", BigInteger, comment="training rollouts generated by then; NULL if not given"),
+    Column(
+        "config",
+        Text,
+        nullable=False,
+        comment="sampling parameters and whatever else was given, JSON",
+    ),
+    Column(
+        "generated_total",
+        BigInteger,
+        comment="training rollouts generated by then; NULL if not given",
+    ),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
     comment="Evaluations of a model; a new one replaces that of the same run, step and name",
     sqlite_autoincrement=True,
@@ -203,16 +363,34 @@ evaluation = _table(
 
 evaluation_result = _table(
     "dbb_evaluation_result",
-    Column("evaluation_id", BigInteger, primary_key=True, autoincrement=False, comment="the evaluation"),
+    Column(
+        "evaluation_id", BigInteger, primary_key=True, autoincrement=False, comment="the evaluation"
+    ),
     Column("benchmark", Text, primary_key=True, comment="name of the benchmark"),
-    Column("repeat", BigInteger, primary_key=True, autoincrement=False, comment="evaluation run (seed), from 0"),
-    Column("place", BigInteger, primary_key=True, autoincrement=False, comment="place of the prompt, from 0"),
+    Column(
+        "repeat",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="evaluation run (seed), from 0",
+    ),
+    Column(
+        "place",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="place of the prompt, from 0",
+    ),
     Column("prompt_id", BigInteger, nullable=False, comment="the prompt"),
     Column("samples", BigInteger, nullable=False, comment="responses (N)"),
     Column("verified", BigInteger, nullable=False, comment="of these, responses with a score"),
     Column("successes", Double, nullable=False, comment="sum of the scores"),
     Column("best", Double, comment="highest score; NULL if none is verified"),
-    Column("majority", Double, comment="score of the most frequent answer; NULL if there are no answers"),
+    Column(
+        "majority",
+        Double,
+        comment="score of the most frequent answer; NULL if there are no answers",
+    ),
     Column("tokens", BigInteger, nullable=False, comment="tokens of all responses"),
     Column("truncated", BigInteger, nullable=False, comment="responses cut at the length limit"),
     comment="Results of a model on each prompt of a benchmark in each evaluation run",
@@ -320,7 +498,9 @@ def prepare(database: Database, *, create: bool) -> None:
         database.check_encoding(connection)
         exists = _check_version(connection, database)
     if not create and not exists:
-        raise StoreError(f"{database.location} holds no posteriors; check the URL, or start a run to create them")
+        raise StoreError(
+            f"{database.location} holds no posteriors; check the URL, or start a run to create them"
+        )
     if create and database.is_sqlite:
         database.use_wal()
     if exists:
@@ -328,7 +508,9 @@ def prepare(database: Database, *, create: bool) -> None:
     with database.transaction(write=True) as connection:
         if not database.is_sqlite:  # SQLite's write transactions exclude each other
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
-        if not _check_version(connection, database):  # another process may have created them meanwhile
+        if not _check_version(
+            connection, database
+        ):  # another process may have created them meanwhile
             _create(connection, database)
 
 
@@ -348,7 +530,11 @@ def _create(connection: Connection, database: Database) -> None:
         # Room for updates in place, and a vacuum before dead rows double the table.
         parameters = "fillfactor=80, autovacuum_vacuum_scale_factor=0.02"
         connection.exec_driver_sql(f"ALTER TABLE dbb_posterior SET ({parameters})")
-    connection.execute(schema_version.insert().values(version=SCHEMA_VERSION, library_version=version("openrlhf-dbb")))
+    connection.execute(
+        schema_version.insert().values(
+            version=SCHEMA_VERSION, library_version=version("openrlhf-dbb")
+        )
+    )
 
 
 def _check_version(connection: Connection, database: Database) -> bool:

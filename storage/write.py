@@ -96,7 +96,9 @@ def new_prompts(connection: Connection, rows: list[tuple[bytes, str, str]]) -> N
         driver(connection).execute(arrays, tuple(map(list, zip(*rows, strict=True))))
 
 
-def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, digest: bytes) -> None:
+def step(
+    connection: Connection, run: RunRecord, number: int, rows: StepRows, digest: bytes
+) -> None:
     """Write checked rows as a step of the run, which the transaction has advanced to it.
 
     Raise StoreError if the rows do not start from the stored posteriors.
@@ -124,9 +126,17 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
     history = vars(rows) | states | {"prompt_id": rows.prompt_ids, "prev_step": rows.previous_step}
     insert(connection, "dbb_history", of_step | history)
     if rows.probes is not None:
-        insert(connection, "dbb_probe", of_step | {"prompt_id": rows.probes.prompt_ids} | vars(rows.probes))
+        insert(
+            connection,
+            "dbb_probe",
+            of_step | {"prompt_id": rows.probes.prompt_ids} | vars(rows.probes),
+        )
     if rows.kept is not None:
-        insert(connection, "dbb_rollout", of_step | {"prompt_id": rows.kept.prompt_ids} | vars(rows.kept))
+        insert(
+            connection,
+            "dbb_rollout",
+            of_step | {"prompt_id": rows.kept.prompt_ids} | vars(rows.kept),
+        )
     stale = connection.execute(_STALE, of_step).first()
     if stale is not None:
         raise StoreError(
@@ -177,10 +187,16 @@ def evaluation(
     same = [columns[column].is_not_distinct_from(value) for column, value in key.items()]
     stored = connection.scalar(select(columns.evaluation_id).where(*same))
     if stored is None:
-        (stored,) = connection.execute(schema.evaluation.insert().values(key | values)).inserted_primary_key or (0,)
+        (stored,) = connection.execute(
+            schema.evaluation.insert().values(key | values)
+        ).inserted_primary_key or (0,)
     else:
-        connection.execute(schema.evaluation.update().where(columns.evaluation_id == stored).values(values))
-        connection.execute(text("DELETE FROM dbb_evaluation_result WHERE evaluation_id = :id"), {"id": stored})
+        connection.execute(
+            schema.evaluation.update().where(columns.evaluation_id == stored).values(values)
+        )
+        connection.execute(
+            text("DELETE FROM dbb_evaluation_result WHERE evaluation_id = :id"), {"id": stored}
+        )
     for result in rows:
         shape = result.samples.shape
         repeats, places = np.indices(shape)
@@ -204,21 +220,38 @@ def delete_evaluations(connection: Connection, run_id: int, after_step: int = -1
     key = {"run": run_id, "step": after_step}
     of_run = "WHERE run_id = :run AND coalesce(step, 0) > :step"
     ids = f"SELECT evaluation_id FROM dbb_evaluation {of_run}"
-    connection.execute(text(f"DELETE FROM dbb_evaluation_result WHERE evaluation_id IN ({ids})"), key)
+    connection.execute(
+        text(f"DELETE FROM dbb_evaluation_result WHERE evaluation_id IN ({ids})"), key
+    )
     return connection.execute(text(f"DELETE FROM dbb_evaluation {of_run}"), key).rowcount
 
 
 def delete_run(connection: Connection, run_id: int) -> None:
     """Delete a run with all that belongs to it; prompts stay."""
     delete_evaluations(connection, run_id)
-    for table in reversed(schema.metadata.sorted_tables):  # those that point to the run before the run
+    for table in reversed(
+        schema.metadata.sorted_tables
+    ):  # those that point to the run before the run
         if "run_id" in table.c:
             connection.execute(table.delete().where(table.c.run_id == run_id))
 
 
-def event(connection: Connection, run_id: int, kind: str, from_step: int, to_step: int, detail: dict[str, Any]) -> None:
+def event(
+    connection: Connection,
+    run_id: int,
+    kind: str,
+    from_step: int,
+    to_step: int,
+    detail: dict[str, Any],
+) -> None:
     """Record what happened to a run besides steps and checkpoints."""
-    values = {"run_id": run_id, "created_at": utc_now(), "kind": kind, "from_step": from_step, "to_step": to_step}
+    values = {
+        "run_id": run_id,
+        "created_at": utc_now(),
+        "kind": kind,
+        "from_step": from_step,
+        "to_step": to_step,
+    }
     connection.execute(schema.event.insert().values(values | {"detail": json.dumps(detail)}))
 
 
@@ -234,11 +267,15 @@ def insert(connection: Connection, table: str, columns: Mapping[str, Any]) -> No
     name that is no column is left out.
     """
     kinds = schema.metadata.tables[table].columns
-    columns = {name: values for name, values in columns.items() if values is not None and name in kinds}
+    columns = {
+        name: values for name, values in columns.items() if values is not None and name in kinds
+    }
     size = len(columns["prompt_id"])
     if not size:
         return
-    listed = [_listed(column, size, kinds[name].type.python_type) for name, column in columns.items()]
+    listed = [
+        _listed(column, size, kinds[name].type.python_type) for name, column in columns.items()
+    ]
     rows = list(zip(*listed, strict=True))
     if connection.dialect.name == "sqlite":
         marks = ", ".join(["?"] * len(columns))

@@ -44,25 +44,63 @@ def parser() -> argparse.ArgumentParser:
         "The same command continues after an interruption.",
     )
     parser.set_defaults(command=_study)
-    parser.add_argument("--protocol", default="cpu", metavar="NAME", help="of study/protocols, or a .toml file (cpu)")
-    parser.add_argument("--output", type=Path, default=Path("study-runs"), metavar="DIR", help="folder (%(default)s)")
-    parser.add_argument("--experiments", default="", metavar="NAME,...", help="only these (all of the protocol)")
-    parser.add_argument("--seeds", type=_positive, metavar="K", help="only the first K seeds of each experiment")
-    parser.add_argument("--lanes", type=_positive, metavar="L", help="runs side by side (one per core; one with CUDA)")
-    parser.add_argument("--list", action="store_true", help="print the runs that would be trained, and exit")
+    parser.add_argument(
+        "--protocol",
+        default="cpu",
+        metavar="NAME",
+        help="of study/protocols, or a .toml file (cpu)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("study-runs"),
+        metavar="DIR",
+        help="folder (%(default)s)",
+    )
+    parser.add_argument(
+        "--experiments", default="", metavar="NAME,...", help="only these (all of the protocol)"
+    )
+    parser.add_argument(
+        "--seeds", type=_positive, metavar="K", help="only the first K seeds of each experiment"
+    )
+    parser.add_argument(
+        "--lanes",
+        type=_positive,
+        metavar="L",
+        help="runs side by side (one per core; one with CUDA)",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the runs that would be trained, and exit"
+    )
     commands = parser.add_subparsers(metavar="COMMAND")
-    lane = commands.add_parser("lane", help="train command lines read from standard input (used by the command itself)")
+    lane = commands.add_parser(
+        "lane", help="train command lines read from standard input (used by the command itself)"
+    )
     lane.set_defaults(command=_lane)
-    control = commands.add_parser("control", help="repeat experiments in plain PyTorch, float32, without the pipeline")
+    control = commands.add_parser(
+        "control", help="repeat experiments in plain PyTorch, float32, without the pipeline"
+    )
     control.set_defaults(command=_control)
-    collected = commands.add_parser("collect", help="collect and draw the finished runs while others train")
+    collected = commands.add_parser(
+        "collect", help="collect and draw the finished runs while others train"
+    )
     collected.set_defaults(command=_collect)
     drawn = commands.add_parser("draw", help="redraw study/results from its CSV files, in seconds")
     drawn.set_defaults(command=_draw)
-    claims = commands.add_parser("claims", help="the paper's claims and verdicts, or the runs that check them")
-    claims.add_argument("ids", nargs="*", metavar="ID", help="train the runs of these claims that are missing (or all)")
+    claims = commands.add_parser(
+        "claims", help="the paper's claims and verdicts, or the runs that check them"
+    )
     claims.add_argument(
-        "--scale", choices=("tiny", "smollm2", "gpu"), default="tiny", help="gpu: the paper's models (%(default)s)"
+        "ids",
+        nargs="*",
+        metavar="ID",
+        help="train the runs of these claims that are missing (or all)",
+    )
+    claims.add_argument(
+        "--scale",
+        choices=("tiny", "smollm2", "gpu"),
+        default="tiny",
+        help="gpu: the paper's models (%(default)s)",
     )
     claims.set_defaults(command=_claims)
     simulate.add_command(commands)
@@ -105,7 +143,9 @@ def _control(arguments: argparse.Namespace) -> int:
 
     chosen = protocol.load(arguments.protocol).choose(_experiments(arguments) or COMPARED)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    measure.measure_control(chosen, arguments.output, arguments.lanes or run.default_lanes(), arguments.seeds or SEEDS)
+    measure.measure_control(
+        chosen, arguments.output, arguments.lanes or run.default_lanes(), arguments.seeds or SEEDS
+    )
     return 0
 
 
@@ -136,16 +176,24 @@ def _draw(_: argparse.Namespace) -> int:
     results = claims.found(known, study)
     sections = [claims.summary(results), *map(cells.markdown, claims.tables(known, results, study))]
     _write_page(TABLES / "paper", "The paper, claim by claim", sections)
-    figures.draw(rows.load(RESULTS / "main", RESULTS / "paper"), FIGURES, ("study_differences", "study_few"))
-    _write_page(TABLES / "draws", draws.TITLE, map(cells.markdown, draws.report(RESULTS / "draws", FIGURES)))
-    _write_page(TABLES / "rare", rare.TITLE, map(cells.markdown, rare.report(RESULTS / "rare", FIGURES)))
+    figures.draw(
+        rows.load(RESULTS / "main", RESULTS / "paper"), FIGURES, ("study_differences", "study_few")
+    )
+    _write_page(
+        TABLES / "draws", draws.TITLE, map(cells.markdown, draws.report(RESULTS / "draws", FIGURES))
+    )
+    _write_page(
+        TABLES / "rare", rare.TITLE, map(cells.markdown, rare.report(RESULTS / "rare", FIGURES))
+    )
     return 0
 
 
 def _write_tables(study: Study, folder: Path) -> None:
     from study import cells, tables
 
-    sections = [f"## {name}\n\n{cells.markdown(table)}" for name, table in tables.tables(study).items()]
+    sections = [
+        f"## {name}\n\n{cells.markdown(table)}" for name, table in tables.tables(study).items()
+    ]
     _write_page(folder, "The study in tables", sections)
 
 
@@ -164,14 +212,22 @@ def _claims(arguments: argparse.Namespace) -> int:
         results = claims.found(known, study)
         width = max(map(len, known))
         for name, claim in known.items():
-            verdicts = "; ".join(f"{scale}: {claims.first(results[name, scale])}" for scale in claims.SCALES)
+            verdicts = "; ".join(
+                f"{scale}: {claims.first(results[name, scale])}" for scale in claims.SCALES
+            )
             print(f"{name:{width}}  {verdicts}\n{'':{width}}  {claim.says} ({claim.where})")
         return 0
-    wanted = {run.name for claim in claims.choose(arguments.ids) for _, run in claim.runs(arguments.scale)}
+    wanted = {
+        run.name for claim in claims.choose(arguments.ids) for _, run in claim.runs(arguments.scale)
+    }
     wanted -= set(study.runs.run)
     failed: dict[str, str] = {}
     for plan in map(protocol.load, claims.SCALES[arguments.scale]):
-        missing = [run for run in plan.choose(_experiments(arguments), arguments.seeds) if run.name in wanted]
+        missing = [
+            run
+            for run in plan.choose(_experiments(arguments), arguments.seeds)
+            if run.name in wanted
+        ]
         if arguments.list:
             print("\n".join(run.name for run in missing))
         elif missing:
@@ -184,7 +240,9 @@ def _train_claims(
 ) -> dict[str, str]:
     from study import measure, run
 
-    failed = run.train(missing, plan, arguments.output, lanes=arguments.lanes or run.default_lanes())
+    failed = run.train(
+        missing, plan, arguments.output, lanes=arguments.lanes or run.default_lanes()
+    )
     if plan.task:
         measure.measure_models(missing, arguments.output)
         return failed

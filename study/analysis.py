@@ -75,12 +75,16 @@ def _difference(n: int, runs: str, mean: float, error: float, degrees: int) -> D
 
 def detectable(error: float, degrees: int) -> float:
     """Return the true difference that gives p < 0.05 with probability 0.8, NaN without an error."""
-    return float(stats.t.ppf(1 - ALPHA / 2, degrees) + stats.t.ppf(POWER, degrees)) * error or math.nan
+    return (
+        float(stats.t.ppf(1 - ALPHA / 2, degrees) + stats.t.ppf(POWER, degrees)) * error or math.nan
+    )
 
 
 def paired(first: Any, second: Any) -> Difference:
     """Test first - second, two Series over seeds, on the seeds that both have."""
-    difference_R = (first - second).dropna().to_numpy(dtype=np.float64).round(12)  # equal on paper is equal
+    difference_R = (
+        (first - second).dropna().to_numpy(dtype=np.float64).round(12)
+    )  # equal on paper is equal
     n = len(difference_R)
     return _difference(n, str(n), *mean_and_error(difference_R), n - 1)
 
@@ -90,7 +94,9 @@ def unpaired(first: Any, second: Any, arms: Iterable[Any]) -> Difference:
     n, others = len(first), len(second)
     deviation, degrees = pooled(arms)
     error = deviation * math.sqrt(1 / n + 1 / others) if n and others else math.nan
-    return _difference(min(n, others), f"{n}, {others}", float(first.mean() - second.mean()), error, degrees)
+    return _difference(
+        min(n, others), f"{n}, {others}", float(first.mean() - second.mean()), error, degrees
+    )
 
 
 def stratified(pairs: Sequence[tuple[Any, Any]], arms: Iterable[Any]) -> Difference:
@@ -112,7 +118,9 @@ def pooled(arms: Iterable[Any]) -> tuple[float, int]:
     """Return the deviation of a run from the mean of its arm, and its degrees of freedom."""
     residuals = [arm - arm.mean() for arm in arms if len(arm)]
     degrees = sum(len(arm) - 1 for arm in residuals)
-    return math.sqrt(sum((arm**2).sum() for arm in residuals) / degrees) if degrees else math.nan, degrees
+    return math.sqrt(
+        sum((arm**2).sum() for arm in residuals) / degrees
+    ) if degrees else math.nan, degrees
 
 
 def with_holm(tests: Mapping[Any, Difference]) -> dict[Any, tuple[Difference, float]]:
@@ -124,17 +132,25 @@ def with_holm(tests: Mapping[Any, Difference]) -> dict[Any, tuple[Difference, fl
 def mean_and_error(values: Any) -> tuple[float, float]:
     """Return the mean and its standard error. They are NaN where there are too few values."""
     count = len(values)
-    return float(np.mean(values)) if count else math.nan, float(stats.sem(values)) if count > 1 else math.nan
+    return float(np.mean(values)) if count else math.nan, float(
+        stats.sem(values)
+    ) if count > 1 else math.nan
 
 
-def compare(study: Study, first: Arm, second: Arm, outcome: Callable[[str, str], Any]) -> Difference:
+def compare(
+    study: Study, first: Arm, second: Arm, outcome: Callable[[str, str], Any]
+) -> Difference:
     """Test an outcome of two arms: by pairs in ``PAIRED``, else with the deviation of all arms of their experiments."""
     if first[0] in PAIRED:
         return paired(outcome(*first), outcome(*second))
-    return unpaired(outcome(*first), outcome(*second), outcomes(study, {first[0], second[0]}, outcome))
+    return unpaired(
+        outcome(*first), outcome(*second), outcomes(study, {first[0], second[0]}, outcome)
+    )
 
 
-def outcomes(study: Study, experiments: Iterable[str], outcome: Callable[[str, str], Any]) -> list[Any]:
+def outcomes(
+    study: Study, experiments: Iterable[str], outcome: Callable[[str, str], Any]
+) -> list[Any]:
     """Return an outcome of every arm of some experiments."""
     wanted = set(experiments)
     return [outcome(*arm) for arm in study.runs_of if arm[0] in wanted]
@@ -145,7 +161,9 @@ def against_baseline(
 ) -> dict[str, tuple[Difference, float]]:
     """Test an outcome of arms against GRPO's, with Holm's correction over these arms."""
     grpo, outcome = (experiment, BASELINE), partial(study.outcome, name=name)
-    return with_holm({arm: compare(study, (experiment, arm), grpo, outcome) for arm in arms if arm != BASELINE})
+    return with_holm(
+        {arm: compare(study, (experiment, arm), grpo, outcome) for arm in arms if arm != BASELINE}
+    )
 
 
 def compared(study: Study, experiment: str) -> Study:
@@ -155,12 +173,16 @@ def compared(study: Study, experiment: str) -> Study:
     return study.of_seeds(seeds) if seeds else study
 
 
-def contrasts(study: Study, experiment: str, name: str) -> dict[tuple[str, str], tuple[Difference, float]]:
+def contrasts(
+    study: Study, experiment: str, name: str
+) -> dict[tuple[str, str], tuple[Difference, float]]:
     """Test the contrasts of the protocol that have runs, with Holm's correction in each of both families."""
     tested: dict[tuple[str, str], tuple[Difference, float]] = {}
     for family in (PRIMARY, SECONDARY):
         outcome = partial(study.outcome, name=name)
-        tests = {(a, b): compare(study, (experiment, a), (experiment, b), outcome) for a, b in family}
+        tests = {
+            (a, b): compare(study, (experiment, a), (experiment, b), outcome) for a, b in family
+        }
         tested |= with_holm({pair: test for pair, test in tests.items() if test.n})
     return tested
 
@@ -170,7 +192,10 @@ def curves(rows: Any, experiment: str, arm: str) -> dict[int, Curve]:
     mine = rows[(rows.experiment == experiment) & (rows.arm == arm)].dropna(subset=["accuracy"])
     mine = mine.drop_duplicates(["seed", "rollouts"], keep="last").sort_values("rollouts")
     return {
-        int(seed): (part.rollouts.to_numpy(dtype=np.float64), part.accuracy.to_numpy(dtype=np.float64))
+        int(seed): (
+            part.rollouts.to_numpy(dtype=np.float64),
+            part.accuracy.to_numpy(dtype=np.float64),
+        )
         for seed, part in mine.groupby("seed")
     }
 
@@ -194,10 +219,15 @@ def rollouts_needed(rollouts_E: Floats, accuracy_E: Floats, target: Any) -> Any:
     reached_E = accuracy_E >= np.expand_dims(target, -1)
     after = reached_E.argmax(axis=-1)[..., None]
     (x, right), (y, top) = (
-        [np.take_along_axis(values_E, place, -1)[..., 0] for place in (np.maximum(after - 1, 0), after)]
+        [
+            np.take_along_axis(values_E, place, -1)[..., 0]
+            for place in (np.maximum(after - 1, 0), after)
+        ]
         for values_E in (rollouts_E, accuracy_E)
     )
-    part = np.divide(target - y, top - y, out=np.ones_like(y), where=top > y)  # 1 where the curve begins above
+    part = np.divide(
+        target - y, top - y, out=np.ones_like(y), where=top > y
+    )  # 1 where the curve begins above
     return np.where(reached_E.any(axis=-1), x + part * (right - x), math.inf)
 
 
@@ -213,13 +243,20 @@ def share_needed(arm: Curves, target: Curves) -> Share | None:
     shares_B = _share(*(curves_R[drawn_B_R].mean(axis=1) for curves_R in both))
     # An order statistic, because infinity cannot be interpolated.
     low, high = np.quantile(shares_B, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
-    return Share(len(seeds), float(_share(*(curves_R.mean(axis=0) for curves_R in both))), float(low), float(high))
+    return Share(
+        len(seeds),
+        float(_share(*(curves_R.mean(axis=0) for curves_R in both))),
+        float(low),
+        float(high),
+    )
 
 
 def _share(arm: Floats, target: Floats) -> Any:
     """Return the share of mean curves, (..., 2, E)."""
     level = target[..., 1, -1]
-    needed, baseline = (rollouts_needed(curves[..., 0, :], curves[..., 1, :], level) for curves in (arm, target))
+    needed, baseline = (
+        rollouts_needed(curves[..., 0, :], curves[..., 1, :], level) for curves in (arm, target)
+    )
     return needed / baseline
 
 
@@ -227,12 +264,18 @@ def at_equal_seconds(study: Study, first: Arm, second: Arm) -> list[Any]:
     """Return the accuracy of two arms over their common seeds, when the faster one of a seed's two runs ends."""
     # Evaluations divide a run into equal parts. Between them the accuracy is interpolated.
     accuracy: tuple[dict[int, float], dict[int, float]] = ({}, {})
-    every = [(study.outcome(*key, "seconds"), curves(study.epochs, *key)) for key in (first, second)]
-    for seed in set.intersection(*(set(seconds.index) & set(of_seed) for seconds, of_seed in every)):
+    every = [
+        (study.outcome(*key, "seconds"), curves(study.epochs, *key)) for key in (first, second)
+    ]
+    for seed in set.intersection(
+        *(set(seconds.index) & set(of_seed) for seconds, of_seed in every)
+    ):
         end = min(seconds[seed] for seconds, _ in every)
         for found, (seconds, of_seed) in zip(accuracy, every, strict=True):
             accuracy_E = of_seed[seed][1]
-            found[seed] = float(np.interp(end, np.linspace(0, seconds[seed], len(accuracy_E)), accuracy_E))
+            found[seed] = float(
+                np.interp(end, np.linspace(0, seconds[seed], len(accuracy_E)), accuracy_E)
+            )
     return [pd.Series(found, dtype=np.float64) for found in accuracy]
 
 
@@ -243,7 +286,9 @@ def by_task(study: Study) -> Any:
     rows = study.mse.assign(task=task, ratio=study.mse.mse / study.mse.mse_point)
     rows = rows[task.isin(TASKS) & rows.seed.isin(PROBED_SEEDS)]
     place = rows.task.map({name: place for place, name in enumerate(TASKS)})
-    return rows.assign(place=place).sort_values(["place", "n"], ascending=[True, False], kind="stable")
+    return rows.assign(place=place).sort_values(
+        ["place", "n"], ascending=[True, False], kind="stable"
+    )
 
 
 def errors_tested(study: Study) -> dict[tuple[int, str], tuple[Difference, float]]:

@@ -36,7 +36,12 @@ PROBED = {
     "probed-n2": ("probed-pairs-n2", "probed-sums-n2", "probed-lcm-n2"),
 }
 """Experiments that count as one where errors are measured."""
-REPRODUCED, OPPOSITE, UNDECIDED, NOT_RUN = "reproduced", "opposite", "no difference shown", "not run"
+REPRODUCED, OPPOSITE, UNDECIDED, NOT_RUN = (
+    "reproduced",
+    "opposite",
+    "no difference shown",
+    "not run",
+)
 POINTS = ("exact", "accuracy", "mean_accuracy", "best", "mean_best", "ood", "reward_last")
 """Outcomes in [0, 1]. They are printed as percentage points."""
 LOGGED = ("entropy", "length", "clip_fraction", "grad_norm", "loss")
@@ -53,11 +58,15 @@ class Test:
     experiment: str
     outcome: str = ""
     against: str = ""  # a second experiment: of ``best``, or of the arm that ``difference`` and ``ratio`` compare with
-    arm: str = ""  # takes the place of the claim's arm, where the paper compares another one at this scale
+    # Takes the place of the claim's arm, where the paper compares another one at this scale
+    arm: str = ""
 
     @property
     def experiments(self) -> list[str]:
-        return [*PROBED.get(self.experiment, [self.experiment]), *([self.against] if self.against else [])]
+        return [
+            *PROBED.get(self.experiment, [self.experiment]),
+            *([self.against] if self.against else []),
+        ]
 
 
 @dataclass(frozen=True)
@@ -86,14 +95,21 @@ class Claim:
         """Return the runs that its tests at a scale need, each with its protocol."""
         wanted = {key for test in self.tests[scale] for key in self.needs(test)}
         plans = map(protocol.load, SCALES[scale])
-        return [(plan, run) for plan in plans for run in plan.runs if (run.experiment, run.arm) in wanted]
+        return [
+            (plan, run)
+            for plan in plans
+            for run in plan.runs
+            if (run.experiment, run.arm) in wanted
+        ]
 
     def needs(self, test: Test) -> set[tuple[str, str]]:
         """Return the experiments and arms whose runs a test needs."""
         arms = self.at(test).arms
         if test.against and self.against:
             return {(test.experiment, arm) for arm in arms} | {(test.against, self.against)}
-        on_grpo = [] if arms and self.kind != "agreement" else ["grpo"]  # errors are measured on GRPO's runs
+        on_grpo = (
+            [] if arms and self.kind != "agreement" else ["grpo"]
+        )  # errors are measured on GRPO's runs
         every = [*arms, *([self.against] if arms and self.against else []), *on_grpo]
         return {(name, arm) for name in test.experiments for arm in every}
 
@@ -108,7 +124,9 @@ def choose(ids: Sequence[str]) -> list[Claim]:
     known = load()
     unknown = [name for name in ids if name not in (*known, "all")]
     if unknown:
-        raise UsageError(f"there is no claim {unknown[0]!r}; python -m study claims shows all {len(known)}")
+        raise UsageError(
+            f"there is no claim {unknown[0]!r}; python -m study claims shows all {len(known)}"
+        )
     return list(known.values()) if "all" in ids else [known[name] for name in dict.fromkeys(ids)]
 
 
@@ -146,7 +164,9 @@ def _sides(claim: Claim, test: Test) -> tuple[Arm, Arm]:
 
 def _difference(claim: Claim, test: Test, study: Study) -> Finding:
     form, unit = ("+.3f", "") if test.outcome == "loss" else ("+.2f", " points")
-    tested = analysis.compare(study, *_sides(claim, test), partial(outcome, study, name=test.outcome))
+    tested = analysis.compare(
+        study, *_sides(claim, test), partial(outcome, study, name=test.outcome)
+    )
     return _judged(claim, tested, form, claim.margin, unit)
 
 
@@ -155,21 +175,32 @@ def _ratio(claim: Claim, test: Test, study: Study) -> Finding:
     first, second = (np.log(values[values > 0]) for values in every)
     # Pooled over two arms alone, because logarithms of shares near 0 vary more than others.
     pair = test.experiment in PAIRED
-    tested = analysis.paired(first, second) if pair else analysis.unpaired(first, second, (first, second))
+    tested = (
+        analysis.paired(first, second)
+        if pair
+        else analysis.unpaired(first, second, (first, second))
+    )
     return _judged(claim, tested, "ratio", math.log1p(claim.margin), " times")
 
 
 def _every(claim: Claim, test: Test, study: Study) -> Finding:
     against, of = (test.experiment, claim.against), partial(outcome, study, name=test.outcome)
-    tests = {arm: analysis.compare(study, (test.experiment, arm), against, of) for arm in claim.arms}
+    tests = {
+        arm: analysis.compare(study, (test.experiment, arm), against, of) for arm in claim.arms
+    }
     each = [
-        _judged(claim, tested, "+.2f", claim.margin, f" points at {DISCOUNT[arm]:g}") for arm, tested in tests.items()
+        _judged(claim, tested, "+.2f", claim.margin, f" points at {DISCOUNT[arm]:g}")
+        for arm, tested in tests.items()
     ]
     verdicts = {finding.verdict for finding in each}
     if NOT_RUN in verdicts:
         return Finding()
-    verdict = REPRODUCED if verdicts == {REPRODUCED} else OPPOSITE if OPPOSITE in verdicts else UNDECIDED
-    return Finding(min(finding.n for finding in each), "; ".join(finding.text for finding in each), verdict)
+    verdict = (
+        REPRODUCED if verdicts == {REPRODUCED} else OPPOSITE if OPPOSITE in verdicts else UNDECIDED
+    )
+    return Finding(
+        min(finding.n for finding in each), "; ".join(finding.text for finding in each), verdict
+    )
 
 
 def _best(claim: Claim, test: Test, study: Study) -> Finding:
@@ -185,7 +216,9 @@ def _best(claim: Claim, test: Test, study: Study) -> Finding:
         best.append(discount_L[value_R_L.mean(axis=0).argmax()])
         drawn.append(discount_L[_resampled(value_R_L, rng).argmax(axis=1)])
     low, high = _ends(drawn[0] - drawn[1])
-    text = f"best at {best[0]:g}, against {best[1]:g}: {best[0] - best[1]:+g} ({low:+g} to {high:+g})"
+    text = (
+        f"best at {best[0]:g}, against {best[1]:g}: {best[0] - best[1]:+g} ({low:+g} to {high:+g})"
+    )
     return Finding(min(sizes), text, _verdict(claim, low, high, 0))
 
 
@@ -201,10 +234,14 @@ def _agreement(claim: Claim, test: Test, study: Study) -> Finding:
     count = len(claim.arms)
 
     def correlation(mean_B_L: Floats) -> Floats:
-        ranks = [stats.rankdata(part, axis=1) for part in (mean_B_L[:, :count], -mean_B_L[:, count:])]
+        ranks = [
+            stats.rankdata(part, axis=1) for part in (mean_B_L[:, :count], -mean_B_L[:, count:])
+        ]
         centred = [rank - rank.mean(axis=1, keepdims=True) for rank in ranks]
         scale = np.sqrt((centred[0] ** 2).sum(axis=1) * (centred[1] ** 2).sum(axis=1))
-        return np.divide((centred[0] * centred[1]).sum(axis=1), scale, out=np.zeros(len(scale)), where=scale > 0)
+        return np.divide(
+            (centred[0] * centred[1]).sum(axis=1), scale, out=np.zeros(len(scale)), where=scale > 0
+        )
 
     observed = float(correlation(both_R_L.mean(axis=0)[None])[0])
     low, high = _ends(correlation(_resampled(both_R_L, np.random.default_rng(0))))
@@ -225,7 +262,10 @@ def _error(claim: Claim, test: Test, study: Study) -> Finding:
 
 
 def _below_point(claim: Claim, test: Test, study: Study) -> Finding:
-    point, table = _errors(study, test.experiment, "point"), _errors(study, test.experiment, claim.estimator)
+    point, table = (
+        _errors(study, test.experiment, "point"),
+        _errors(study, test.experiment, claim.estimator),
+    )
     if len(point) < 2 or table.empty:
         return Finding()
     own = point.iloc[:, 0]
@@ -293,8 +333,12 @@ def _judged(claim: Claim, difference: Difference, form: str, margin: float, unit
         return f"{math.exp(value):.3f}" if form == "ratio" else f"{value:{form}}"
 
     shown = f"{text(difference.mean)} ({text(difference.low)} to {text(difference.high)}){unit}"
-    detectable = "" if math.isnan(difference.detectable) else text(difference.detectable).lstrip("+")
-    return Finding(difference.n, shown, _verdict(claim, difference.low, difference.high, margin), detectable)
+    detectable = (
+        "" if math.isnan(difference.detectable) else text(difference.detectable).lstrip("+")
+    )
+    return Finding(
+        difference.n, shown, _verdict(claim, difference.low, difference.high, margin), detectable
+    )
 
 
 def _verdict(claim: Claim, low: float, high: float, margin: float) -> str:
@@ -312,7 +356,9 @@ def _common(columns: Sequence[Any]) -> Floats:
 
 def _resampled(value_R_L: Floats, rng: np.random.Generator) -> Floats:
     """Return the means of bootstrap draws over seeds, (B, L)."""
-    return np.asarray(value_R_L[rng.integers(len(value_R_L), size=(DRAWS, len(value_R_L)))].mean(axis=1))
+    return np.asarray(
+        value_R_L[rng.integers(len(value_R_L), size=(DRAWS, len(value_R_L)))].mean(axis=1)
+    )
 
 
 def _ends(drawn_B: Floats) -> tuple[float, float]:
@@ -366,7 +412,10 @@ def tables(claims: Mapping[str, Claim], results: Found, study: Study) -> list[Ta
     made = [
         _claims(claims, results),
         _further(claims, results, "tiny", "The same claims on further experiments", slice(1, None)),
-        *(_further(claims, results, scale, TITLES[scale], slice(None)) for scale in ("smollm2", "gpu")),
+        *(
+            _further(claims, results, scale, TITLES[scale], slice(None))
+            for scale in ("smollm2", "gpu")
+        ),
         _factors(study),
     ]
     return [table for table in made if table.rows]
@@ -386,11 +435,21 @@ def _claims(claims: Mapping[str, Claim], results: Found) -> Table:
         "In brackets behind no difference shown: the smallest difference that such a test would have shown with "
         "probability 0.8."
     )
-    header = ("the paper says", "where, and its numbers", "ours", "experiment", "verdict", "SmolLM2-135M", "with GPUs")
+    header = (
+        "the paper says",
+        "where, and its numbers",
+        "ours",
+        "experiment",
+        "verdict",
+        "SmolLM2-135M",
+        "with GPUs",
+    )
     return Table("The claims, at tiny scale", header, rows, note)
 
 
-def _further(claims: Mapping[str, Claim], results: Found, scale: str, title: str, part: slice) -> Table:
+def _further(
+    claims: Mapping[str, Claim], results: Found, scale: str, title: str, part: slice
+) -> Table:
     rows = [
         [f"`{name}`", test.experiment, finding.text or "-", str(finding.n), _shown(finding)]
         for name, claim in claims.items()
@@ -415,7 +474,9 @@ def _factors(study: Study) -> Table:
         "accuracy": "Acc@8", "exact": "exact accuracy", "best": "Best@8", "reward_last": "training reward",
         "ood": "out of distribution",
     }  # fmt: skip
-    pooled = replace(study, runs=study.runs.replace({"experiment": {"sweep-n2": "n2", "sweep-n8": "n8"}}))
+    pooled = replace(
+        study, runs=study.runs.replace({"experiment": {"sweep-n2": "n2", "sweep-n8": "n8"}})
+    )
     rows = []
     for of, experiment in (
         (study, "sweep-n8"),
@@ -426,7 +487,9 @@ def _factors(study: Study) -> Table:
     ):
         for label, (first, second) in (pairs if of is pooled else pairs | crossed).items():
             sides = (experiment, first), (experiment, second)
-            tests = [analysis.compare(of, *sides, partial(of.outcome, name=name)) for name in outcomes]
+            tests = [
+                analysis.compare(of, *sides, partial(of.outcome, name=name)) for name in outcomes
+            ]
             if tests[0].n > 1:
                 cells = [f"{difference(test)} ({p_value(test.p)})" for test in tests]
                 name = f"{experiment}, sweep-{experiment}" if of is pooled else experiment

@@ -105,7 +105,11 @@ def collect(store_url: str, folder: Path) -> None:
         lasts = lasts.merge(read_lines(folder / file), left_on="run", right_index=True, how="left")
     epochs = pd.DataFrame([row for of_run, _ in measured for row in of_run])
     evaluated = ("actor.model_name_or_path", "eval.dataset", "data.max_samples")
-    _share_starts(lasts, epochs, {run.record.name: tuple(map(run.record.config.get, evaluated)) for run in runs})
+    _share_starts(
+        lasts,
+        epochs,
+        {run.record.name: tuple(map(run.record.config.get, evaluated)) for run in runs},
+    )
     known = set(rows.read(folder / "priors.csv", COLUMNS["priors"]).run)
     mse: list[Row] = []
     priors: list[Row] = []
@@ -115,8 +119,15 @@ def collect(store_url: str, folder: Path) -> None:
             mse += _errors(run, visits)
             priors += _priors(run, visits)
     folder.mkdir(parents=True, exist_ok=True)
-    files = {"runs": lasts, "epochs": epochs, "mse": pd.DataFrame(mse), "priors": pd.DataFrame(priors)}
-    if measured_before := [row for run in runs if run.arm == MEASURED for row in _gate(store_url, run)]:
+    files = {
+        "runs": lasts,
+        "epochs": epochs,
+        "mse": pd.DataFrame(mse),
+        "priors": pd.DataFrame(priors),
+    }
+    if measured_before := [
+        row for run in runs if run.arm == MEASURED for row in _gate(store_url, run)
+    ]:
         files["gate"] = pd.DataFrame(measured_before)
     if others := _transfers(folder / "transfer"):
         files["transfer"] = pd.DataFrame(others)
@@ -124,9 +135,14 @@ def collect(store_url: str, folder: Path) -> None:
         path = folder / f"{name}.csv"
         old = rows.read(path, COLUMNS[name])
         kept = old[~old.run.isin(new["run"])] if len(new) else old
-        every = pd.concat([part.reindex(columns=COLUMNS[name]) for part in (kept, new) if len(part)] or [old])
+        every = pd.concat(
+            [part.reindex(columns=COLUMNS[name]) for part in (kept, new) if len(part)] or [old]
+        )
         rows.write(path, every.sort_values("run", kind="stable"))
-        print(f"{path}: {len(every)} rows" + (f", {len(kept)} of them from earlier" if len(kept) else ""))
+        print(
+            f"{path}: {len(every)} rows"
+            + (f", {len(kept)} of them from earlier" if len(kept) else "")
+        )
 
 
 def _gate(store_url: str, run: StudyRun) -> list[Row]:
@@ -146,11 +162,15 @@ def _transfers(folder: Path) -> list[Row]:
     """Return the rows of transfer.csv, an evaluation's name being the run's."""
     found: list[Row] = []
     for path in sorted(folder.glob(f"*/{results.RESPONSES}")):
-        scores = pd.DataFrame([(row.benchmark, np.array(row.scores, float)) for row in results.read_rows(path)])
+        scores = pd.DataFrame(
+            [(row.benchmark, np.array(row.scores, float)) for row in results.read_rows(path)]
+        )
         for name, of_name in scores.groupby(0):
             scores_P_N = np.stack(of_name[1].to_list())
             prompts, samples = scores_P_N.shape
-            found.append({"run": path.parent.name, "benchmark": name, "prompts": prompts, "samples": samples})
+            found.append(
+                {"run": path.parent.name, "benchmark": name, "prompts": prompts, "samples": samples}
+            )
             found[-1]["accuracy"] = scores_P_N.mean()
     return found
 
@@ -175,7 +195,9 @@ def read_lines(path: Path) -> Any:
             line = json.loads(text)
             lines[line.pop("run")] = line
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UsageError(f'{path}, line {place}: {text!r} is not {{"run": NAME, ...}}; remove it') from error
+            raise UsageError(
+                f'{path}, line {place}: {text!r} is not {{"run": NAME, ...}}; remove it'
+            ) from error
     return pd.DataFrame.from_dict(lines, orient="index")
 
 
@@ -191,7 +213,9 @@ def _finished(store: storage.PosteriorStore) -> list[StudyRun]:
         else:
             runs.append(StudyRun(record, *parts))
     if not runs:
-        raise UsageError(f"{store.location} has no finished run of the study; train some, or name another store")
+        raise UsageError(
+            f"{store.location} has no finished run of the study; train some, or name another store"
+        )
     return runs
 
 
@@ -204,11 +228,15 @@ def _measures(store: storage.PosteriorStore, run: StudyRun) -> tuple[list[Row], 
         part = steps[(steps.index > before) & (steps.index <= end)]
         means = part.drop(columns=["total"]).mean().to_dict()
         rollouts = int(steps.total.get(end, 0))
-        epochs.append(run.row | {"epoch": epoch, "steps": end - before, "rollouts": rollouts} | means)
+        epochs.append(
+            run.row | {"epoch": epoch, "steps": end - before, "rollouts": rollouts} | means
+        )
     for row, end in zip(epochs, run.ends, strict=True):
         row |= evaluated.loc[end].to_dict() if end in evaluated.index else {}
     totals, last = read.progress(store, run.record), run.record.last_step
-    start, final = ({} if step not in evaluated.index else evaluated.loc[step].to_dict() for step in (0, last))
+    start, final = (
+        {} if step not in evaluated.index else evaluated.loc[step].to_dict() for step in (0, last)
+    )
     row = run.row | {f"start_{name}": start.get(name, np.nan) for name in ("accuracy", "ood")}
     row |= {name: final.get(name, np.nan) for name in ("accuracy", "best", "ood")}
     row |= {"reward_last": epochs[-1].get("reward"), "trained": totals["trained"], "steps": last}
@@ -220,7 +248,9 @@ def _steps(store: storage.PosteriorStore, run: storage.RunRecord) -> Any:
     """Return the columns of epochs.csv that every step has, by step, and ``total``, rollouts generated so far."""
     query = """SELECT step, rollouts, successes, generated, generated_tokens, zero_variance, rescued, generated_total,
                metrics FROM steps WHERE run_id = :run ORDER BY step"""
-    steps = pd.DataFrame([row._asdict() for row in store.query(query, run=run.run_id)]).set_index("step")
+    steps = pd.DataFrame([row._asdict() for row in store.query(query, run=run.run_id)]).set_index(
+        "step"
+    )
     logged = pd.DataFrame([json.loads(text or "{}") for text in steps.metrics], index=steps.index)
     missing = [name for name in METRICS.values() if name not in logged]
     if missing:
@@ -232,7 +262,9 @@ def _steps(store: storage.PosteriorStore, run: storage.RunRecord) -> Any:
         "length": steps.generated_tokens / steps.generated,
         "total": steps.generated_total,
     })  # fmt: skip
-    return measures.join(logged.reindex(columns=list(METRICS.values())).set_axis(list(METRICS), axis=1))
+    return measures.join(
+        logged.reindex(columns=list(METRICS.values())).set_axis(list(METRICS), axis=1)
+    )
 
 
 def _evaluations(store: storage.PosteriorStore, run: StudyRun) -> Any:
@@ -255,7 +287,10 @@ def _evaluations(store: storage.PosteriorStore, run: StudyRun) -> Any:
             f"run {run.record.name!r} was evaluated on {', '.join(sources)}; its data need a datasource heldout or ood"
         )
     group = evaluated.benchmark.map(groups)
-    inside, outside = (evaluated[group == name].groupby("step")[["accuracy", "best"]].mean() for name in ("ID", "OOD"))
+    inside, outside = (
+        evaluated[group == name].groupby("step")[["accuracy", "best"]].mean()
+        for name in ("ID", "OOD")
+    )
     table = inside.join(outside.accuracy.rename("ood"), how="outer")
     if run.record.config["rollout.strategy"] == "plain":
         return table
@@ -267,20 +302,33 @@ def _final(store: storage.PosteriorStore, run: storage.RunRecord) -> Row:
     """Return accuracy, best and ood of the run's model, if ``openrlhf-dbb evaluate`` stored them under its name."""
     query = """SELECT benchmark, accuracy, best FROM evaluations
                WHERE run_id = :run AND name = :name AND step IS NULL"""
-    found = [(benchmarks.find(row.benchmark).group, row) for row in store.query(query, run=run.run_id, name=run.name)]
+    found = [
+        (benchmarks.find(row.benchmark).group, row)
+        for row in store.query(query, run=run.run_id, name=run.name)
+    ]
     final: Row = {}
-    for group, columns in (("ID", {"accuracy": "accuracy", "best": "best"}), ("OOD", {"ood": "accuracy"})):
+    for group, columns in (
+        ("ID", {"accuracy": "accuracy", "best": "best"}),
+        ("OOD", {"ood": "accuracy"}),
+    ):
         of_group = [row for name, row in found if name == group]
         if of_group:
-            final |= {name: float(np.mean([getattr(row, at) for row in of_group])) for name, at in columns.items()}
+            final |= {
+                name: float(np.mean([getattr(row, at) for row in of_group]))
+                for name, at in columns.items()
+            }
     return final
 
 
-def _replayed(visits: replay.Visits, names: Sequence[str]) -> list[tuple[str, float | None, float | None]]:
+def _replayed(
+    visits: replay.Visits, names: Sequence[str]
+) -> list[tuple[str, float | None, float | None]]:
     """Return estimator, discount and error against the probes of each candidate."""
     candidates = sweep(names, DISCOUNTS)
     tried = [replay.evaluate(candidate, visits) for candidate in candidates]
-    return [(each.estimator.name, knob_value(each.estimator), each.mean("probes")) for each in tried]
+    return [
+        (each.estimator.name, knob_value(each.estimator), each.mean("probes")) for each in tried
+    ]
 
 
 def _errors(run: StudyRun, visits: replay.Visits) -> list[Row]:
@@ -299,5 +347,7 @@ def _priors(run: StudyRun, visits: replay.Visits) -> list[Row]:
     for alpha, beta in itertools.product(MASSES, MASSES):
         tried = _replayed(visits, [f"dbb:prior_alpha={alpha},prior_beta={beta}"])
         _, discount, mse = min(tried, key=lambda candidate: candidate[2] or np.inf)
-        made.append(run.row | {"prior_alpha": alpha, "prior_beta": beta, "discount": discount, "mse": mse})
+        made.append(
+            run.row | {"prior_alpha": alpha, "prior_beta": beta, "discount": discount, "mse": mse}
+        )
     return made

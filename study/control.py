@@ -42,7 +42,8 @@ class Arm:
     parameters: dict[str, Any] = field(default_factory=dict)
     form: str = "group_norm"  # "dr_grpo" sums over tokens, the others take their mean
     like: str = ""  # the arm of the protocol whose N, batches and learning rate it has, if not that of its own name
-    exact: bool = False  # draw prompts in proportion to p (1 - p), p their exact success probability
+    # Draw prompts in proportion to p (1 - p), p their exact success probability
+    exact: bool = False
 
 
 NARROW, WIDE = (0.2, 0.28), (0.98, 0.98)
@@ -96,9 +97,20 @@ def train(
         batch = tokens.batch(members)
         responses_P_G_L = sample(policy, batch, rollouts, generator)
         rewards_P_G = task.right(responses_P_G_L, batch).double().numpy()
-        estimate = estimator.observe_at(state, members, rewards_P_G, leave_one_out=form.leave_one_out)
+        estimate = estimator.observe_at(
+            state, members, rewards_P_G, leave_one_out=form.leave_one_out
+        )
         advantages_R = torch.from_numpy(form.advantages(rewards_P_G, estimate).ravel()).float()
-        update(policy, optimizer, batch, responses_P_G_L, advantages_R, arm, mini_batch * rollouts, generator)
+        update(
+            policy,
+            optimizer,
+            batch,
+            responses_P_G_L,
+            advantages_R,
+            arm,
+            mini_batch * rollouts,
+            generator,
+        )
         if step % (steps // POINTS) == 0:
             found.append(task.accuracy(policy))
     return found, task.ends_at_once(policy)
@@ -106,7 +118,9 @@ def train(
 
 def adamw(policy: Any, rate: float) -> torch.optim.AdamW:
     """The pipeline's optimizer: betas 0.9 and 0.95, no weight decay."""
-    return torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    return torch.optim.AdamW(
+        policy.parameters(), lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0
+    )
 
 
 def update(
@@ -140,7 +154,9 @@ def update(
 
 
 @torch.no_grad()
-def response_log_probabilities(policy: Any, batch: Tokens, responses_P_G_L: torch.Tensor) -> torch.Tensor:
+def response_log_probabilities(
+    policy: Any, batch: Tokens, responses_P_G_L: torch.Tensor
+) -> torch.Tensor:
     """Log-probability of each response, (R,)."""
     prompt_R = np.repeat(np.arange(len(responses_P_G_L)), responses_P_G_L.shape[1])
     return token_log_probabilities(policy, batch, prompt_R, responses_P_G_L.flatten(0, 1)).sum(-1)
@@ -152,7 +168,9 @@ def in_turn(task: Task, prompts: int, order: np.random.Generator) -> Iterator[ND
         yield from order.permutation(len(task.train.prompts)).reshape(-1, prompts)
 
 
-def _drawn(task: Task, policy: Any, prompts: int, order: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+def _drawn(
+    task: Task, policy: Any, prompts: int, order: np.random.Generator
+) -> Iterator[NDArray[np.int64]]:
     """Batches drawn by the exact p (1 - p) of the policy as it is when a batch is asked for, each (P,)."""
     while True:
         p_T = task.probabilities(policy)
@@ -168,7 +186,10 @@ def measure(folder: Path, run: PlannedRun, name: str, seed: int) -> tuple[Row, l
     torch.set_num_threads(1)  # with a model this small a second thread mostly waits
     rate = float(run.flags[LEARNING_RATE])
     task = read(folder)
-    sizes = {"epochs": int(run.flags["train.num_episodes"]), "prompts": int(run.flags.get("rollout.batch_size", 128))}
+    sizes = {
+        "epochs": int(run.flags["train.num_episodes"]),
+        "prompts": int(run.flags.get("rollout.batch_size", 128)),
+    }
     sizes["mini_batch"] = int(run.flags["train.batch_size"]) // run.n
     accuracy, at_once = train(task, ARMS[name], rollouts=run.n, seed=seed, rate=rate, **sizes)
     half, part = accuracy[len(accuracy) // 2], sizes["epochs"] * len(task.train.prompts) // POINTS
@@ -179,7 +200,9 @@ def measure(folder: Path, run: PlannedRun, name: str, seed: int) -> tuple[Row, l
     return row, [(*key, i * steps, i * part * run.n, value) for i, value in enumerate(accuracy)]
 
 
-def _loss(log_ratio_R_L: torch.Tensor, advantage_R_1: torch.Tensor, there: torch.Tensor, arm: Arm) -> torch.Tensor:
+def _loss(
+    log_ratio_R_L: torch.Tensor, advantage_R_1: torch.Tensor, there: torch.Tensor, arm: Arm
+) -> torch.Tensor:
     ratio = log_ratio_R_L.exp()
     clipped = ratio.clamp(1 - arm.clip[0], 1 + arm.clip[1])
     gain = torch.minimum(ratio * advantage_R_1, clipped * advantage_R_1) * there

@@ -56,7 +56,10 @@ def report(folder: Path, drawn: Path) -> list[Table]:
     study = rows.load(folder)
     seeds = set(study.runs.seed[study.runs.experiment == PILOTS])
     pilots, study = study.of_seeds(seeds), study.of_seeds(set(study.runs.seed) - seeds)
-    for frame in (study.runs, study.epochs):  # the arms without weights came as an experiment of their own
+    for frame in (
+        study.runs,
+        study.epochs,
+    ):  # the arms without weights came as an experiment of their own
         frame.experiment = NAME
     first = study.of_seeds(set(FIRST_SEEDS))
     second = study.of_seeds(set(SECOND_SEEDS))
@@ -99,21 +102,40 @@ def lift(successes_P: Any, samples: int) -> float:
 def _gate(gate: Any) -> Table:
     """Return success by terms and digits before training, and what decides whether the arms are run."""
     numbers = gate.prompt.map(_NUMBER.findall)
-    cells = gate.assign(terms=numbers.map(len), digits=numbers.map(lambda found: max(map(len, found))))
+    cells = gate.assign(
+        terms=numbers.map(len), digits=numbers.map(lambda found: max(map(len, found)))
+    )
     cells["mixed"] = (cells.successes > 0) & (cells.successes < cells.samples)
     means = cells.groupby(["digits", "terms"]).agg(
-        prompts=("run", "size"), right=("successes", "sum"), asked=("samples", "sum"), mixed=("mixed", "mean")
+        prompts=("run", "size"),
+        right=("successes", "sum"),
+        asked=("samples", "sum"),
+        mixed=("mixed", "mean"),
     )
     made = [
-        [str(digits), str(terms), f"{row.prompts:.0f}", f"{100 * row.right / row.asked:.1f}", f"{100 * row.mixed:.0f}"]
+        [
+            str(digits),
+            str(terms),
+            f"{row.prompts:.0f}",
+            f"{100 * row.right / row.asked:.1f}",
+            f"{100 * row.mixed:.0f}",
+        ]
         for (digits, terms), row in means.iterrows()
     ]
     samples = int(gate.samples.max())
-    every = [f"{100 * cells.successes.sum() / cells.samples.sum():.1f}", f"{100 * cells.mixed.mean():.1f}"]
+    every = [
+        f"{100 * cells.successes.sum() / cells.samples.sum():.1f}",
+        f"{100 * cells.mixed.mean():.1f}",
+    ]
     made.append(["all", "", str(len(cells)), *every])
-    note = f"Lift of draws in proportion to p (1 - p): {lift(gate.successes.to_numpy(), samples):.1f}."
+    note = (
+        f"Lift of draws in proportion to p (1 - p): {lift(gate.successes.to_numpy(), samples):.1f}."
+    )
     return Table(
-        f"The gate: {samples} samples of each prompt", ("digits", "terms", "prompts", "right %", "mixed %"), made, note
+        f"The gate: {samples} samples of each prompt",
+        ("digits", "terms", "prompts", "right %", "mixed %"),
+        made,
+        note,
     )
 
 
@@ -126,12 +148,25 @@ def _arms(study: Study) -> Table:
         epochs = study.epochs[study.epochs.run.isin(runs.run) & (study.epochs.epoch > 0)]
         mixed = 100 * (1 - epochs.zero_variance.groupby(epochs.epoch).mean())
         curve, final = (
-            percent(*analysis.mean_and_error(study.outcome(NAME, arm, name))) for name in (OUTCOME, "accuracy")
+            percent(*analysis.mean_and_error(study.outcome(NAME, arm, name)))
+            for name in (OUTCOME, "accuracy")
         )
         shares = ", ".join(f"{share:.0f}" for share in mixed)
-        needed = "{:.2f} ({:.2f} to {:.2f})".format(*share(analysis.curves(study.epochs, NAME, arm), even))
-        made.append([label, str(len(runs)), curve, final, shares, needed, f"{runs.seconds.mean():.0f}"])
-    header = ("arm", "seeds", "mean of the curve %", "last %", "mixed groups %, by thirds", "share", "seconds")
+        needed = "{:.2f} ({:.2f} to {:.2f})".format(
+            *share(analysis.curves(study.epochs, NAME, arm), even)
+        )
+        made.append(
+            [label, str(len(runs)), curve, final, shares, needed, f"{runs.seconds.mean():.0f}"]
+        )
+    header = (
+        "arm",
+        "seeds",
+        "mean of the curve %",
+        "last %",
+        "mixed groups %, by thirds",
+        "share",
+        "seconds",
+    )
     note = (
         f"Held-out accuracy, mean {PLUS_MINUS} standard error. Share: of the rollouts with which the first arm makes "
         f"{100 * SHARE_OF_GAIN:.0f} % of its gain. Seconds were taken beside other work."
@@ -153,10 +188,15 @@ def _tests(
 
     made = []
     for family in families:
-        tests = {pair: analysis.compare(study, (NAME, pair[0]), (NAME, pair[1]), outcome) for pair in family}
+        tests = {
+            pair: analysis.compare(study, (NAME, pair[0]), (NAME, pair[1]), outcome)
+            for pair in family
+        }
         done = {pair: test for pair, test in tests.items() if test.n}
         for (first, second), (test, corrected) in analysis.with_holm(done).items():
-            made.append([f"{ARMS[first]} - {ARMS[second]}", test.runs, *tested(test, p_value(corrected))])
+            made.append(
+                [f"{ARMS[first]} - {ARMS[second]}", test.runs, *tested(test, p_value(corrected))]
+            )
     header = (name, "n", "difference", "95 % interval", "p", "p (Holm)", "detectable")
     return Table(title, header, made, "Points; unpaired, with the deviation within all arms.")
 
@@ -210,9 +250,17 @@ def _pilots(pilots: Study) -> Table:
     curve = pilots.epochs[pilots.epochs.epoch > 0].groupby("run").accuracy.mean()
     ordered = pilots.runs.sort_values(["arm", "learning_rate"]).itertuples()
     made = [
-        [ARMS[r.arm], f"{r.learning_rate:g}", f"{100 * curve[r.run]:.1f}", f"{100 * r.accuracy:.1f}"] for r in ordered
+        [
+            ARMS[r.arm],
+            f"{r.learning_rate:g}",
+            f"{100 * curve[r.run]:.1f}",
+            f"{100 * r.accuracy:.1f}",
+        ]
+        for r in ordered
     ]
-    return Table("Other learning rates, a seed each", ("arm", "rate", "mean of the curve %", "last %"), made)
+    return Table(
+        "Other learning rates, a seed each", ("arm", "rate", "mean of the curve %", "last %"), made
+    )
 
 
 def share(arm: analysis.Curves, even: analysis.Curves) -> tuple[float, float, float]:
@@ -226,7 +274,9 @@ def share(arm: analysis.Curves, even: analysis.Curves) -> tuple[float, float, fl
     def found(arm: Any, even: Any) -> Any:
         """Return the shares of mean curves, (..., 2, E) each."""
         level = start + SHARE_OF_GAIN * (even[..., 1, -1] - start)
-        needed, needed_even = (analysis.rollouts_needed(of[..., 0, :], of[..., 1, :], level) for of in (arm, even))
+        needed, needed_even = (
+            analysis.rollouts_needed(of[..., 0, :], of[..., 1, :], level) for of in (arm, even)
+        )
         return needed / needed_even
 
     every = [np.array(list(curves.values())) for curves in (arm, even)]  # (R, 2, E)
@@ -241,13 +291,23 @@ def share(arm: analysis.Curves, even: analysis.Curves) -> tuple[float, float, fl
 
 def _curves(study: Study) -> Any:
     figure, ((axes,),) = figures.new_figure(1, 1, height=5.2)
-    looks = [figures.LOOKS["point"], figures._MORE[0], figures.LOOKS["dbb"], figures._MORE[4], figures._MORE[1]]
+    looks = [
+        figures.LOOKS["point"],
+        figures._MORE[0],
+        figures.LOOKS["dbb"],
+        figures._MORE[4],
+        figures._MORE[1],
+    ]
     for look, arm in zip(looks, DRAWN, strict=True):
         runs = analysis.curves(study.epochs, NAME, arm)
-        accuracy = pd.concat([pd.Series(100 * accuracy_E, rollouts_E) for rollouts_E, accuracy_E in runs.values()])
+        accuracy = pd.concat(
+            [pd.Series(100 * accuracy_E, rollouts_E) for rollouts_E, accuracy_E in runs.values()]
+        )
         mean = accuracy.groupby(level=0).mean()
         axes.plot(mean.index, mean, label=f"{ARMS[arm]}, n = {len(runs)}", **look)
     axes.set_ylabel("right held-out answers, %")
     axes.set_xlabel("rollouts")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=1, handlelength=3)
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=1, handlelength=3
+    )
     return figure

@@ -80,7 +80,9 @@ class Task:
         """
         folder = model or self.model
         if not (folder / "config.json").is_file():
-            raise UsageError(f"{folder} holds no model (config.json); name the folder a run's policy was saved to")
+            raise UsageError(
+                f"{folder} holds no model (config.json); name the folder a run's policy was saved to"
+            )
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
@@ -112,13 +114,17 @@ def read(folder: Path) -> Task:
         UsageError: there is none.
     """
     if not (folder / "heldout.jsonl").is_file():
-        raise UsageError(f"{folder} holds no task of the study (heldout.jsonl); name a folder below tasks/")
+        raise UsageError(
+            f"{folder} holds no task of the study (heldout.jsonl); name a folder below tasks/"
+        )
     train, evaluation = (
         [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
         for name in ("train.jsonl", "heldout.jsonl")
     )
     heldout = [row for row in evaluation if row.get("datasource", "heldout") == "heldout"]
-    return Task(folder / "model", _tokenize(folder / "model", train), _tokenize(folder / "model", heldout))
+    return Task(
+        folder / "model", _tokenize(folder / "model", train), _tokenize(folder / "model", heldout)
+    )
 
 
 def _tokenize(folder: Path, rows: Sequence[dict[str, str]]) -> Tokens:

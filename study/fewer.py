@@ -87,7 +87,9 @@ def all_curves(study: Study, test: str) -> dict[Arm, Curves]:
     return {arm: curves for arm, curves in every.items() if curves}
 
 
-def compare(first: Curves, second: Curves, outcome: Outcome, second_outcome: Outcome | None = None) -> Difference:
+def compare(
+    first: Curves, second: Curves, outcome: Outcome, second_outcome: Outcome | None = None
+) -> Difference:
     """Test an outcome, first - second, over their common seeds."""
     outcomes = (outcome, second_outcome or outcome)
     return analysis.paired(
@@ -96,10 +98,14 @@ def compare(first: Curves, second: Curves, outcome: Outcome, second_outcome: Out
     )  # fmt: skip
 
 
-def against_target(curves: Mapping[Arm, Curves], outcome: Outcome) -> dict[Arm, tuple[Difference, float]]:
+def against_target(
+    curves: Mapping[Arm, Curves], outcome: Outcome
+) -> dict[Arm, tuple[Difference, float]]:
     """Test each arm against GRPO at N = 8 after as many rollouts, with Holm's correction over the arms."""
     target = curves.get(TARGET, {})
-    return analysis.with_holm({arm: compare(mine, target, outcome) for arm, mine in curves.items() if arm != TARGET})
+    return analysis.with_holm(
+        {arm: compare(mine, target, outcome) for arm, mine in curves.items() if arm != TARGET}
+    )
 
 
 def tables(study: Study) -> dict[str, Table]:
@@ -115,13 +121,18 @@ def tables(study: Study) -> dict[str, Table]:
 def _differences(curves: Mapping[Arm, Curves], test: str) -> Table:
     tests = {name: against_target(curves, outcome) for name, outcome in OUTCOMES.items()}
     rows = [
-        [f"{LABELS[arm]} - {LABELS[TARGET]}", *_row({name: of_arm[arm] for name, of_arm in tests.items()})]
+        [
+            f"{LABELS[arm]} - {LABELS[TARGET]}",
+            *_row({name: of_arm[arm] for name, of_arm in tests.items()}),
+        ]
         for arm in curves
         if arm != TARGET
     ]
     asked = [pair for pair in QUESTIONS if curves.keys() >= set(pair)]
     answers = {
-        name: analysis.with_holm({pair: compare(curves[pair[0]], curves[pair[1]], outcome) for pair in asked})
+        name: analysis.with_holm(
+            {pair: compare(curves[pair[0]], curves[pair[1]], outcome) for pair in asked}
+        )
         for name, outcome in OUTCOMES.items()
     }
     for first, second in asked:
@@ -134,12 +145,17 @@ def _differences(curves: Mapping[Arm, Curves], test: str) -> Table:
         "t-tests, Holm over the arms compared with GRPO at N = 8, and over the other differences. Detectable: the true "
         f"difference that gives p < {ALPHA:g}, uncorrected, with probability {POWER:g}."
     )
-    return Table(f"{TESTS[test]}: after as many rollouts", header, rows if len(curves) > 1 else [], note)
+    return Table(
+        f"{TESTS[test]}: after as many rollouts", header, rows if len(curves) > 1 else [], note
+    )
 
 
 def _row(tests: Mapping[str, tuple[Difference, float]]) -> list[str]:
     half, _ = tests["1/2"]
-    cells = [f"{difference(test)} ({p_value(p)})" if test.n > 1 else difference(test) for test, p in tests.values()]
+    cells = [
+        f"{difference(test)} ({p_value(p)})" if test.n > 1 else difference(test)
+        for test, p in tests.values()
+    ]
     return [str(half.n), *cells, interval(half), detectable(half)]
 
 
@@ -152,15 +168,31 @@ def _target(curves: Mapping[Arm, Curves], test: str) -> Table:
         half = compare(mine, target, HALF, OUTCOMES["all"])
         shares = needed(analysis.share_needed(mine, target))
         gained = [f"{begun:.1f}", percent(*analysis.mean_and_error(gain))]
-        rows.append([LABELS[arm], str(len(mine)), *gained, difference(half), interval(half), *shares])
-    header = ("arm", "n", "before %", "gain", "1/2 vs. target", "95 % interval", "share of rollouts", "95 % interval")
+        rows.append(
+            [LABELS[arm], str(len(mine)), *gained, difference(half), interval(half), *shares]
+        )
+    header = (
+        "arm",
+        "n",
+        "before %",
+        "gain",
+        "1/2 vs. target",
+        "95 % interval",
+        "share of rollouts",
+        "95 % interval",
+    )
     note = (
         "Gain: accuracy after all rollouts less that before training, in percentage points. Target: the same seed's "
         "GRPO at N = 8 after all rollouts; compared with the arm after half as many. Share of rollouts: where the "
         "arm's mean curve first reaches GRPO's mean final accuracy, over where GRPO's own mean curve does; bootstrap "
         f"over seeds, {analysis.DRAWS:,} draws."
     )
-    return Table(f"{TESTS[test]}: the final accuracy of GRPO at N = 8", header, rows if len(curves) > 1 else [], note)
+    return Table(
+        f"{TESTS[test]}: the final accuracy of GRPO at N = 8",
+        header,
+        rows if len(curves) > 1 else [],
+        note,
+    )
 
 
 def _rates(study: Study, test: str) -> Table:
@@ -171,7 +203,9 @@ def _rates(study: Study, test: str) -> Table:
         last = mine.sort_values("step").groupby("run").last()
         begun = percent(mine.accuracy[mine.step == 0].mean(), np.nan)
         for rate, part in last.groupby("learning_rate"):
-            rows.append([label, f"{rate:g}", str(len(part)), begun, f"{100 * part.accuracy.mean():.2f}"])
+            rows.append(
+                [label, f"{rate:g}", str(len(part)), begun, f"{100 * part.accuracy.mean():.2f}"]
+            )
     header = ("arm", "learning rate", "n", "before %", "accuracy %")
     note = "Mean accuracy after all rollouts over n seeds, which nothing else uses and which differ widely."
     return Table(f"{TESTS[test]}: learning rates tried", header, rows, note)

@@ -37,12 +37,25 @@ _MORE: tuple[dict[str, Any], ...] = (
     {"color": "#8C6D1F", "marker": "*", "linestyle": (0, (3, 1))},
     {"color": "#009E73", "marker": "v", "linestyle": "-"},
 )
-STYLE = dict(zip(("grpo-wide", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo"), _MORE, strict=False))
-STYLE |= {"grpo": LOOKS["point"], "laplace": LOOKS["laplace"], "dbb": LOOKS["dbb"], "auto": LOOKS["auto"]}
+STYLE = dict(
+    zip(("grpo-wide", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo"), _MORE, strict=False)
+)
+STYLE |= {
+    "grpo": LOOKS["point"],
+    "laplace": LOOKS["laplace"],
+    "dbb": LOOKS["dbb"],
+    "auto": LOOKS["auto"],
+}
 SMOLLM2 = {"pairs": "pairs", "real": "sums", "lcm": "lcm"}
 """Experiments with one model on several tasks, and the tasks."""
 SMOLLM2_ARMS = ("grpo", "dbb", "centered")
-FEWER_STYLE = dict(zip(fewer.LABELS, (LOOKS["point"], _MORE[0], LOOKS["auto"], *_MORE[1:], *_MORE[:1]), strict=False))
+FEWER_STYLE = dict(
+    zip(
+        fewer.LABELS,
+        (LOOKS["point"], _MORE[0], LOOKS["auto"], *_MORE[1:], *_MORE[:1]),
+        strict=False,
+    )
+)
 
 
 def new_figure(columns: int, rows: int, *, height: float, **subplots: Any) -> tuple[Figure, Any]:
@@ -51,9 +64,17 @@ def new_figure(columns: int, rows: int, *, height: float, **subplots: Any) -> tu
 
     size = 15  # of fonts: readable at half the width
     small = dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 0.9 * size)
-    sizes = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize", "figure.labelsize"), size) | small
+    sizes = (
+        dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize", "figure.labelsize"), size)
+        | small
+    )
     spines = {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
-    lines = {"lines.linewidth": 2.4, "lines.markersize": 6.8, "axes.grid": True, "grid.color": "#E0E0E0"}
+    lines = {
+        "lines.linewidth": 2.4,
+        "lines.markersize": 6.8,
+        "axes.grid": True,
+        "grid.color": "#E0E0E0",
+    }
     matplotlib.rcParams.update(sizes | spines | lines | {"axes.axisbelow": True})
     figure = Figure(figsize=(8.0, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **subplots)
@@ -73,11 +94,15 @@ def draw(study: Study, folder: Path, names: Sequence[str] = ()) -> None:
 
 def _differences(study: Study) -> Figure | None:
     tests = {name: analysis.against_baseline(study, name, study.arms(name)) for name in EXPERIMENTS}
-    tests = {name: of_arm for name, of_arm in tests.items() if any(test.n for test, _ in of_arm.values())}
+    tests = {
+        name: of_arm for name, of_arm in tests.items() if any(test.n for test, _ in of_arm.values())
+    }
     if not tests:
         return None
     arms = [arm for arm in ARMS if any(arm in of_arm for of_arm in tests.values())]
-    figure, grid = new_figure(len(tests), 1, height=0.42 * len(arms) + 2.0, sharex=True, sharey=True)
+    figure, grid = new_figure(
+        len(tests), 1, height=0.42 * len(arms) + 2.0, sharex=True, sharey=True
+    )
     for axes, (experiment, of_arm) in zip(grid[0], tests.items(), strict=True):
         for arm, (test, corrected) in of_arm.items():
             _draw_test(axes, arms.index(arm), test, corrected, STYLE.get(arm, LOOKS["ema"]))
@@ -86,8 +111,13 @@ def _differences(study: Study) -> Figure | None:
         axes.grid(axis="y", visible=False)
         seeds = sorted({test.n for test, _ in of_arm.values() if test.n})
         count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-        axes.set_title(f"{EXPERIMENTS[experiment].replace(', ', chr(10))}\n{count} seeds", fontsize="small")
-    figure.supxlabel(f"final Acc@8 minus GRPO's, points, 95 % interval; filled: p (Holm) < {ALPHA:g}", fontsize="small")
+        axes.set_title(
+            f"{EXPERIMENTS[experiment].replace(', ', chr(10))}\n{count} seeds", fontsize="small"
+        )
+    figure.supxlabel(
+        f"final Acc@8 minus GRPO's, points, 95 % interval; filled: p (Holm) < {ALPHA:g}",
+        fontsize="small",
+    )
     return figure
 
 
@@ -101,15 +131,25 @@ def _estimates(study: Study) -> Figure | None:
         for n, line in ((8, "-"), (2, (0, (4, 2)))):
             mine = rows[(rows.task == task) & (rows.n == n)]
             ratio = mine[mine.estimator == "dbb"].groupby("discount").ratio.mean()
-            axes.plot(ratio.index, ratio, label=f"dbb, N = {n}", color=LOOKS["dbb"]["color"], linestyle=line)
+            axes.plot(
+                ratio.index,
+                ratio,
+                label=f"dbb, N = {n}",
+                color=LOOKS["dbb"]["color"],
+                linestyle=line,
+            )
             learned = mine.ratio[mine.estimator == "auto"].mean()
-            axes.axhline(learned, label=f"auto, N = {n}", color=LOOKS["auto"]["color"], linestyle=line)
+            axes.axhline(
+                learned, label=f"auto, N = {n}", color=LOOKS["auto"]["color"], linestyle=line
+            )
         axes.axhline(1, color="black", linewidth=1)
         axes.set_title(TASKS[task].replace(", ", "\n"), fontsize="small")
         axes.set_ylim(0, 2)
     panels[0].set_ylabel("error / that of the\ngroup's mean")
     panels[len(panels) // 2].set_xlabel("discount of dbb")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, handlelength=2)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, handlelength=2
+    )
     return figure
 
 
@@ -126,14 +166,26 @@ def _smollm2(study: Study) -> Figure | None:
             if len(runs) < 2:
                 continue
             for rollouts_E, accuracy_E in runs.values():
-                axes.plot(rollouts_E, 100 * accuracy_E, color=look["color"], linewidth=0.8, alpha=0.5)
+                axes.plot(
+                    rollouts_E, 100 * accuracy_E, color=look["color"], linewidth=0.8, alpha=0.5
+                )
             mean_E = np.mean([accuracy_E for _, accuracy_E in runs.values()], axis=0)
             axes.plot(next(iter(runs.values()))[0], 100 * mean_E, label=ARMS[arm], **look)
         axes.set_title(TASKS[SMOLLM2[experiment]].replace(", ", "\n"), fontsize="small")
     panels[0].set_ylabel("right held-out answers, %")
     panels[len(panels) // 2].set_xlabel("rollouts")
-    handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), handlelength=2)
+    handles = {
+        label: line
+        for axes in panels
+        for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=len(handles),
+        handlelength=2,
+    )
     return figure
 
 
@@ -144,7 +196,9 @@ def _fewer(study: Study, test: str) -> Figure | None:
     figure, ((left, right),) = new_figure(2, 1, height=0.3 * len(curves) + 3.4)
     for arm, mine in curves.items():
         x_E = np.mean([rollouts_E for rollouts_E, _ in mine.values()], axis=0) / 1000
-        gain_E = 100 * np.mean([accuracy_E - accuracy_E[0] for _, accuracy_E in mine.values()], axis=0)
+        gain_E = 100 * np.mean(
+            [accuracy_E - accuracy_E[0] for _, accuracy_E in mine.values()], axis=0
+        )
         left.plot(x_E, gain_E, label=fewer.LABELS[arm], **FEWER_STYLE[arm])
         if arm == fewer.TARGET:
             left.axhline(gain_E[-1], color="#7F7F7F", linewidth=1)
@@ -157,14 +211,22 @@ def _fewer(study: Study, test: str) -> Figure | None:
     right.set_ylim(len(tests) - 0.5, -0.5)
     right.set_title("After half of the rollouts")
     right.set_xlabel("minus GRPO, N = 8, points")
-    figure.suptitle(f"{fewer.TESTS[test]}: {max(map(len, curves.values()))} seeds", fontsize="medium")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3)
+    figure.suptitle(
+        f"{fewer.TESTS[test]}: {max(map(len, curves.values()))} seeds", fontsize="medium"
+    )
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3
+    )
     return figure
 
 
-def _draw_test(axes: Axes, place: int, test: Difference, corrected: float, look: dict[str, Any]) -> None:
+def _draw_test(
+    axes: Axes, place: int, test: Difference, corrected: float, look: dict[str, Any]
+) -> None:
     """Draw a difference with its interval on a line of its own, with a filled marker if it is significant."""
     axes.axvline(0, color="black", linewidth=1)
     axes.plot([100 * test.low, 100 * test.high], [place, place], color=look["color"])
     inside = look["color"] if corrected < ALPHA else "white"
-    axes.plot(100 * test.mean, place, color=look["color"], marker=look["marker"], markerfacecolor=inside)
+    axes.plot(
+        100 * test.mean, place, color=look["color"], marker=look["marker"], markerfacecolor=inside
+    )

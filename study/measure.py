@@ -46,7 +46,11 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
     for run in tqdm(left, desc="accuracy", unit="model", disable=None):
         task = of_key[run.start, run.seed]
         policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
-        line = {"run": run.name, "exact": task.accuracy(policy), "ends_at_once": task.ends_at_once(policy)}
+        line = {
+            "run": run.name,
+            "exact": task.accuracy(policy),
+            "ends_at_once": task.ends_at_once(policy),
+        }
         with (folder / EXACT).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
 
@@ -65,9 +69,19 @@ def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None
             for model in (folder / record.config["ckpt.path"]).glob("global_step*_hf")
         }
         with storage.open_store(store_url(folder), create=False) as store:
-            steps = store.query("SELECT step, generated_total FROM steps WHERE run_id = :run", run=record.run_id)
-        points = [(step, float(total), models[step]) for step, total in sorted(map(tuple, steps)) if step in models]
-        left = [point for point in [(0, 0.0, None), *points] if points and (run.name, point[0]) not in done]
+            steps = store.query(
+                "SELECT step, generated_total FROM steps WHERE run_id = :run", run=record.run_id
+            )
+        points = [
+            (step, float(total), models[step])
+            for step, total in sorted(map(tuple, steps))
+            if step in models
+        ]
+        left = [
+            point
+            for point in [(0, 0.0, None), *points]
+            if points and (run.name, point[0]) not in done
+        ]
         if left:
             jobs.append((folder, run, float(record.config[LEARNING_RATE]), left))
     for rows in _side_by_side(_points, jobs, lanes, "accuracy on the way"):
@@ -85,7 +99,9 @@ def _points(
     torch.set_num_threads(1)
     task = exact.read(task_folder(folder, run.start, run.seed))
     key = (run.name, run.experiment, run.arm, run.n, run.seed, rate)
-    return [(*key, step, rollouts, task.accuracy(task.policy(model))) for step, rollouts, model in left]
+    return [
+        (*key, step, rollouts, task.accuracy(task.policy(model))) for step, rollouts, model in left
+    ]
 
 
 def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path) -> dict[str, str]:
@@ -102,12 +118,24 @@ def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path) -> dict[str
         if not of.evaluation or run.name not in finished:
             continue
         config = finished[run.name].config
-        flags = {"max_new_tokens": config["rollout.max_new_tokens"]} | of.evaluation | {"name": run.name}
-        flags |= {"model": Path(config["ckpt.output_dir"]).parent, "run": run.name, "store.url": store_url(folder)}
+        flags = (
+            {"max_new_tokens": config["rollout.max_new_tokens"]}
+            | of.evaluation
+            | {"name": run.name}
+        )
+        flags |= {
+            "model": Path(config["ckpt.output_dir"]).parent,
+            "run": run.name,
+            "store.url": store_url(folder),
+        }
         words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-        ended = subprocess.run([sys.executable, "-m", "openrlhf_dbb", "evaluate", *words], cwd=folder, check=False)
+        ended = subprocess.run(
+            [sys.executable, "-m", "openrlhf_dbb", "evaluate", *words], cwd=folder, check=False
+        )
         if ended.returncode:
-            failed[run.name] = f"its evaluation ended with exit status {ended.returncode}; the same command continues"
+            failed[run.name] = (
+                f"its evaluation ended with exit status {ended.returncode}; the same command continues"
+            )
     return failed
 
 
@@ -148,5 +176,7 @@ def _side_by_side(
         return
     with ProcessPoolExecutor(lanes, mp_context=get_context("spawn")) as pool:
         waiting = [pool.submit(function, *arguments) for arguments in jobs]
-        for job in tqdm(as_completed(waiting), total=len(waiting), desc=title, unit="run", disable=None):
+        for job in tqdm(
+            as_completed(waiting), total=len(waiting), desc=title, unit="run", disable=None
+        ):
             yield job.result()

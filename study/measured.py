@@ -26,7 +26,10 @@ class FirstGroup(BetaPosterior):
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta")
 
     def initial_state(self, num_prompts: int) -> State:
-        return {"alpha": np.full(num_prompts, PRIOR_ALPHA), "beta": np.full(num_prompts, PRIOR_BETA)}
+        return {
+            "alpha": np.full(num_prompts, PRIOR_ALPHA),
+            "beta": np.full(num_prompts, PRIOR_BETA),
+        }
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)

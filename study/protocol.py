@@ -53,7 +53,9 @@ class Protocol:
         known = list(dict.fromkeys(run.experiment for run in self.runs))
         unknown = [name for name in experiments if name not in known]
         if unknown:
-            raise UsageError(f"protocol {self.name} has no experiment {unknown[0]!r}; available: {', '.join(known)}")
+            raise UsageError(
+                f"protocol {self.name} has no experiment {unknown[0]!r}; available: {', '.join(known)}"
+            )
         chosen = []
         for experiment in experiments or known:
             runs = [run for run in self.runs if run.experiment == experiment]
@@ -67,7 +69,9 @@ def load(name: str) -> Protocol:
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file():
         known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.toml")))
-        raise UsageError(f"--protocol {name}: no such protocol; available: {known}, or a .toml file")
+        raise UsageError(
+            f"--protocol {name}: no such protocol; available: {known}, or a .toml file"
+        )
     table = read_toml(path)
     task, entries = table.get("task", ""), table["experiments"]
     runs: list[PlannedRun] = []
@@ -85,7 +89,9 @@ def load(name: str) -> Protocol:
                     f"protocol {path.stem}: {experiment} has {key} {unknown[0]!r}; allowed: {', '.join(allowed)}"
                 )
         runs += _runs(experiment, entry, table["arms"], table.get("flags", {}), task)
-    return Protocol(path.stem, table["description"], table["preset"], task, table.get("evaluate", {}), runs)
+    return Protocol(
+        path.stem, table["description"], table["preset"], task, table.get("evaluate", {}), runs
+    )
 
 
 def _runs(
@@ -95,22 +101,35 @@ def _runs(
     more, n = entry.get("more_seeds", {}), entry["n"]
     sizes = {"rollout.n_samples_per_prompt": n, "train.batch_size": _MINI_BATCH * n}
     if task:  # small enough for one pass
-        sizes |= dict.fromkeys(("train.micro_batch_size", "rollout.micro_batch_size"), _MINI_BATCH * n)
+        sizes |= dict.fromkeys(
+            ("train.micro_batch_size", "rollout.micro_batch_size"), _MINI_BATCH * n
+        )
     own = {"preset": entry["preset"]} if "preset" in entry else {}
-    for seed in dict.fromkeys([*entry["seeds"], *(seed for seeds in more.values() for seed in seeds)]):
+    for seed in dict.fromkeys(
+        [*entry["seeds"], *(seed for seeds in more.values() for seed in seeds)]
+    ):
         for rate in entry.get("learning_rates", [None]):
             tried = "" if rate is None else f"-lr{rate:g}"
             rates = {} if rate is None else {LEARNING_RATE: rate}
             for arm in entry["arms"]:
                 if seed in entry["seeds"] or seed in more.get(arm, []):
                     flags = sizes | common | arms[arm] | entry["flags"] | rates | own
-                    name, of_arm = f"{experiment}-{arm}{tried}-s{seed}", flags["rollout.n_samples_per_prompt"]
+                    name, of_arm = (
+                        f"{experiment}-{arm}{tried}-s{seed}",
+                        flags["rollout.n_samples_per_prompt"],
+                    )
                     yield PlannedRun(name, experiment, arm, of_arm, seed, start, flags)
 
 
-def argv(run: PlannedRun, protocol: Protocol, store_url: str, task: dict[str, str], resume: bool) -> list[str]:
+def argv(
+    run: PlannedRun, protocol: Protocol, store_url: str, task: dict[str, str], resume: bool
+) -> list[str]:
     """Return the arguments of ``openrlhf_dbb.cli.train_grpo`` for a run; ``task`` names its model and data."""
-    values = {"preset": protocol.preset, "store.url": store_url, "train.seed": run.seed} | task | run.flags
+    values = (
+        {"preset": protocol.preset, "store.url": store_url, "train.seed": run.seed}
+        | task
+        | run.flags
+    )
     arguments = []
     for flag, value in values.items():
         if value is not False:

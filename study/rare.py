@@ -95,7 +95,11 @@ ARMS = {
     "single": Arm("auto", WIDE, form="rloo"),
     "single-centred": Arm("auto", NARROW, form="rloo", change="centred"),
     "batch-mean": Arm(
-        "dbb", NARROW, {"discount": 1.0, "prior_alpha": 1e9, "prior_beta": 1e9}, form="dr_grpo", change="centred"
+        "dbb",
+        NARROW,
+        {"discount": 1.0, "prior_alpha": 1e9, "prior_beta": 1e9},
+        form="dr_grpo",
+        change="centred",
     ),
 }
 CONFIRMED = {
@@ -153,11 +157,15 @@ class Learner:
     def advantages(self, members: NDArray[np.int64], rewards_P_G: Floats) -> Floats:
         """Advantages of one batch, (P, G)."""
         before = self._estimator.predictive(self._state) if self._arm.change == "before" else None
-        estimate = self._estimator.observe_at(self._state, members, rewards_P_G, leave_one_out=self._form.leave_one_out)
+        estimate = self._estimator.observe_at(
+            self._state, members, rewards_P_G, leave_one_out=self._form.leave_one_out
+        )
         if before is not None:
             estimate = _bernoulli(before[0][members] / (before[0] + before[1])[members])
         if self._arm.change == "exact":
-            estimate = _bernoulli(self._task.probabilities(self._policy)[members].clip(1e-4, 1 - 1e-4))
+            estimate = _bernoulli(
+                self._task.probabilities(self._policy)[members].clip(1e-4, 1 - 1e-4)
+            )
         advantages_P_G = self._form.advantages(rewards_P_G, estimate)
         self._solved_T[members] |= (rewards_P_G > 0).any(axis=1)
         if self._arm.change == "hopeful":
@@ -181,7 +189,9 @@ def train(task: Task, start: int, name: str, n: int, seed: int) -> RareRow:
         rewards_P_G = task.right(responses_P_G_L, batch).double().numpy()
         advantages_P_G = learner.advantages(members, rewards_P_G)
         advantages_R = torch.from_numpy(advantages_P_G.ravel()).float()
-        old_R = control.update(policy, optimizer, batch, responses_P_G_L, advantages_R, arm, ROLLOUTS // 2, generator)
+        old_R = control.update(
+            policy, optimizer, batch, responses_P_G_L, advantages_R, arm, ROLLOUTS // 2, generator
+        )
         new_R = control.response_log_probabilities(policy, batch, responses_P_G_L)
         wrong_R = torch.from_numpy(rewards_P_G.ravel() == 0)
         logged.append((
@@ -191,15 +201,32 @@ def train(task: Task, start: int, name: str, n: int, seed: int) -> RareRow:
     early = np.mean([row[:3] for row in logged[:4]], axis=0)
     first, second, third = map(float, early)
     entropy, successes = logged[-1][3:]
-    return RareRow(start, seed, name, n, before, task.accuracy(policy), first, second, third, entropy, successes)
+    return RareRow(
+        start,
+        seed,
+        name,
+        n,
+        before,
+        task.accuracy(policy),
+        first,
+        second,
+        third,
+        entropy,
+        successes,
+    )
 
 
-def run(output: Path, n: int, seeds: Iterable[int], arms: Iterable[str], starts: Iterable[int]) -> None:
+def run(
+    output: Path, n: int, seeds: Iterable[int], arms: Iterable[str], starts: Iterable[int]
+) -> None:
     """Train what rare.csv does not have yet; one line each."""
     torch.set_num_threads(1)  # with a model this small a second thread mostly waits
     output.mkdir(parents=True, exist_ok=True)
     path = output / "rare.csv"
-    done = {(row.start, row.seed, row.arm, row.n) for row in rows.read(path, RareRow._fields).itertuples()}
+    done = {
+        (row.start, row.seed, row.arm, row.n)
+        for row in rows.read(path, RareRow._fields).itertuples()
+    }
     for seed in seeds:
         for start in starts:
             recipe = tiny.Recipe(train_prompts=512, heldout_prompts=512, warmup_steps=start)
@@ -210,7 +237,10 @@ def run(output: Path, n: int, seeds: Iterable[int], arms: Iterable[str], starts:
                 if (start, seed, arm, n) not in done:
                     row = train(task, start, arm, n, seed)
                     rows.append(path, RareRow._fields, [row])
-                    print(f"start {start} seed {seed} N {n} {arm}: {row.before:.2%} -> {row.after:.2%}", flush=True)
+                    print(
+                        f"start {start} seed {seed} N {n} {arm}: {row.before:.2%} -> {row.after:.2%}",
+                        flush=True,
+                    )
 
 
 def report(folder: Path, figures: Path) -> list[cells.Table]:
@@ -236,38 +266,61 @@ def _fresh(found: pd.DataFrame) -> cells.Table:
     }
     corrected = holm([test.p / 2 if test.mean > 0 else 1 - test.p / 2 for test in tests.values()])
     lines = [
-        [f"N = {n}, start {start}: batch-mean minus {other}", cells.difference(test), str(test.n), f"{p:.2g}"]
+        [
+            f"N = {n}, start {start}: batch-mean minus {other}",
+            cells.difference(test),
+            str(test.n),
+            f"{p:.2g}",
+        ]
         for ((n, start, other), test), p in zip(tests.items(), corrected, strict=True)
     ]
-    return cells.Table("The step's mean, fresh seeds", ["", "points", "seeds", "one-sided p (Holm)"], lines)
+    return cells.Table(
+        "The step's mean, fresh seeds", ["", "points", "seeds", "one-sided p (Holm)"], lines
+    )
 
 
 def _added(found: pd.DataFrame, n: int) -> cells.Table:
     """Return what history and Dr.GRPO's loss add: the centred arm minus those without, a column for each start."""
     wide = found.pivot_table(index=["start", "seed"], columns="arm", values="after")
     starts = [(start, of.droplevel("start")) for start, of in wide.groupby("start")]
-    header = ["", *(f"{100 * found.before[found.start == start].mean():.1f} %" for start, _ in starts)]
+    header = [
+        "",
+        *(f"{100 * found.before[found.start == start].mean():.1f} %" for start, _ in starts),
+    ]
     first, lines = "dbb-not-divided-centred", []
     for other in wide.columns.intersection(["point-not-divided", "batch-mean", "batch-centred"]):
         tests = [analysis.paired(of[first], of[other]) for _, of in starts]
         lines.append([f"{first} minus {other}", *map(cells.difference, tests)])
-    return cells.Table(f"What history and the loss add, N = {n}, the confirmation's seeds", header, lines)
+    return cells.Table(
+        f"What history and the loss add, N = {n}, the confirmation's seeds", header, lines
+    )
 
 
 def _first_steps(found: pd.DataFrame) -> cells.Table:
     """Return means over the seeds at the rarest start, a line for each arm."""
-    means = found[found.start == STARTS[0]].groupby("arm", sort=False)[["advantages", "last_entropy", "last_successes"]]
+    means = found[found.start == STARTS[0]].groupby("arm", sort=False)[
+        ["advantages", "last_entropy", "last_successes"]
+    ]
     lines = [[str(arm), *(f"{value:.1f}" for value in row)] for arm, row in means.mean().iterrows()]
-    header = ["arm", "sum of a step's advantages", "entropy at the end, nats", "successes of the last step"]
+    header = [
+        "arm",
+        "sum of a step's advantages",
+        "entropy at the end, nats",
+        "successes of the last step",
+    ]
     return cells.Table("At the rarest start", header, lines)
 
 
 def _table(title: str, shown: pd.DataFrame, found: pd.DataFrame) -> cells.Table:
     """Return each arm's differences to GRPO, a column for each start. N = 1 is compared with GRPO at N = 8."""
     n = shown.n.iloc[0]
-    grpo = found[(found.arm == "point") & (found.n == (n if n > 1 else 8)) & found.seed.isin(shown.seed)]
+    grpo = found[
+        (found.arm == "point") & (found.n == (n if n > 1 else 8)) & found.seed.isin(shown.seed)
+    ]
     # Another machine may make another starting model of the same seed.
-    shown = shown.join(grpo.set_index(["start", "seed"]).before.rename("begun"), on=["start", "seed"])
+    shown = shown.join(
+        grpo.set_index(["start", "seed"]).before.rename("begun"), on=["start", "seed"]
+    )
     shown = shown[(shown.before - shown.begun).abs() < 2e-4]
     targets = [(start, of.set_index("seed").after) for start, of in grpo.groupby("start")]
     lines = []
@@ -284,7 +337,9 @@ def _cell(after: pd.Series[float] | None, grpo: pd.Series[float]) -> str:
         return "-"
     reach = float(stats.t.ppf(0.95, test.n - 1)) * test.error
     allowed = min(0.01, 0.1 * grpo.mean())
-    verdict = " harm" if test.mean + reach < 0 else " no harm" if test.mean - reach > -allowed else ""
+    verdict = (
+        " harm" if test.mean + reach < 0 else " no harm" if test.mean - reach > -allowed else ""
+    )
     verdict *= test.n > 2
     return f"{cells.difference(test)} ({test.n}){verdict}"
 
@@ -308,7 +363,10 @@ def _draw(found: pd.DataFrame) -> Any:
         beside = begun * 1.04 ** (place - 1)  # so that the bars of arms do not hide each other
         axes.errorbar(beside, share.mean(), 2 * share.sem(), label=label, capsize=3, **LOOKS[look])
     axes.set(
-        xscale="log", xlabel="right responses before training, %", ylabel="final accuracy / GRPO's", ylim=(0, None)
+        xscale="log",
+        xlabel="right responses before training, %",
+        ylabel="final accuracy / GRPO's",
+        ylim=(0, None),
     )
     axes.set_xticks(begun, [f"{value:.2g}" for value in begun])
     axes.minorticks_off()
@@ -322,16 +380,28 @@ def _bernoulli(mean_P: Floats) -> Estimate:
 
 def add_command(commands: Any) -> None:
     """Declare ``python -m study rare``."""
-    parser = commands.add_parser("rare", help="GRPO and history from starts of 0.3 to 60 %% right responses")
+    parser = commands.add_parser(
+        "rare", help="GRPO and history from starts of 0.3 to 60 %% right responses"
+    )
     parser.set_defaults(command=_command)
-    parser.add_argument("--output", type=Path, default=Path("rare-runs"), metavar="DIR", help="folder (%(default)s)")
-    parser.add_argument("--n", type=int, default=8, choices=(1, 2, 4, 8), help="rollouts a prompt (%(default)s)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("rare-runs"), metavar="DIR", help="folder (%(default)s)"
+    )
+    parser.add_argument(
+        "--n", type=int, default=8, choices=(1, 2, 4, 8), help="rollouts a prompt (%(default)s)"
+    )
     parser.add_argument("--seeds", default="1,2,3,4,5", metavar="K,...", help="%(default)s")
-    parser.add_argument("--arms", default="point,dbb", metavar="NAME,...", help=f"of {', '.join(ARMS)}")
-    parser.add_argument("--starts", default=",".join(map(str, STARTS)), metavar="W,...", help="%(default)s")
+    parser.add_argument(
+        "--arms", default="point,dbb", metavar="NAME,...", help=f"of {', '.join(ARMS)}"
+    )
+    parser.add_argument(
+        "--starts", default=",".join(map(str, STARTS)), metavar="W,...", help="%(default)s"
+    )
 
 
 def _command(arguments: argparse.Namespace) -> int:
-    seeds, starts = ([int(text) for text in value.split(",")] for value in (arguments.seeds, arguments.starts))
+    seeds, starts = (
+        [int(text) for text in value.split(",")] for value in (arguments.seeds, arguments.starts)
+    )
     run(arguments.output, arguments.n, seeds, arguments.arms.split(","), starts)
     return 0

@@ -17,10 +17,14 @@ GATE = Path(__file__).parent / "results" / "draws" / "gate.csv"
 def main(path: str) -> None:
     spec = protocol.load("draws").choose(["gate"])[0].flags["data.prompt_dataset"]
     with GATE.open() as file:
-        rates = {row["prompt"]: f"{row['successes']}/{row['samples']}" for row in csv.DictReader(file)}
+        rates = {
+            row["prompt"]: f"{row['successes']}/{row['samples']}" for row in csv.DictReader(file)
+        }
     with open(path, "w", encoding="utf-8") as out:
         for problem in tasks.problems(spec, instruction=""):
-            question = problem["prompt"].removeprefix("State the final answer to the following arithmetic problem: ")
+            question = problem["prompt"].removeprefix(
+                "State the final answer to the following arithmetic problem: "
+            )
             if question in rates:
                 out.write(json.dumps(problem | {"rate": rates[question]}) + "\n")
 

@@ -33,7 +33,9 @@ def _constant(mean: float, deviation: float) -> Callable[[int], tuple[float, flo
     return lambda visit: (mean, deviation)
 
 
-def _one_after_another(moves: Sequence[tuple[float, float]]) -> Callable[[int], tuple[float, float]]:
+def _one_after_another(
+    moves: Sequence[tuple[float, float]],
+) -> Callable[[int], tuple[float, float]]:
     return lambda visit: moves[min(visit, len(moves)) - 1]
 
 
@@ -65,7 +67,9 @@ def _two_speeds(rng: np.random.Generator, prompts: int, visits: int) -> Floats:
 
 def _oscillating(rng: np.random.Generator, prompts: int, visits: int) -> Floats:
     centre = _logit(rng.beta(0.5, 0.5, size=prompts))
-    swing = rng.choice([-1.0, 1.0], size=prompts)[:, None] * np.where(np.arange(visits) % 2, 1.0, -1.0)
+    swing = rng.choice([-1.0, 1.0], size=prompts)[:, None] * np.where(
+        np.arange(visits) % 2, 1.0, -1.0
+    )
     return _sigmoid(centre[:, None] + swing)
 
 

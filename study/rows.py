@@ -71,7 +71,11 @@ EXPERIMENTS = {
     "pairs": "SmolLM2, pairs", "many": "SmolLM2, pairs, N = 2", "real-clip": "SmolLM2, four gradient steps a step",
 }  # fmt: skip
 """Experiments that compare arms. The first one is the primary experiment."""
-TASKS = {"pairs": "sums of two numbers, 33 %", "sums": "sums of the preset, 18 %", "lcm": "common multiples, 6 %"}
+TASKS = {
+    "pairs": "sums of two numbers, 33 %",
+    "sums": "sums of the preset, 18 %",
+    "lcm": "common multiples, 6 %",
+}
 """Printed names of the tasks on which SmolLM2's estimates are measured, with its success rate before training."""
 EVALUATED = ("accuracy", "ood", "best")
 """Columns of epochs.csv that only epochs with an evaluation have."""
@@ -124,7 +128,12 @@ class Study:
     @classmethod
     def of(cls, **frames: Any) -> Study:
         """Return a study of these frames. The other ones have no rows."""
-        return cls(**{name: frames.get(name, pd.DataFrame(columns=list(COLUMNS[name]))) for name in COLUMNS})
+        return cls(
+            **{
+                name: frames.get(name, pd.DataFrame(columns=list(COLUMNS[name])))
+                for name in COLUMNS
+            }
+        )
 
     def arms(self, experiment: str) -> list[str]:
         """Return the arms of ``ARMS`` that have runs in the experiment, in table order."""
@@ -150,7 +159,9 @@ class Study:
             mine = self.runs_of.get((experiment, arm), self.runs.iloc[:0])
             return mine.set_index("seed")[name].dropna().sort_index()
         means = self._means(experiment, name.removeprefix("mean_"))
-        return means.xs(arm) if arm in means.index.get_level_values(0) else means.droplevel(0).iloc[:0]
+        return (
+            means.xs(arm) if arm in means.index.get_level_values(0) else means.droplevel(0).iloc[:0]
+        )
 
     @functools.cached_property
     def runs_of(self) -> dict[tuple[str, str], Any]:
@@ -161,7 +172,9 @@ class Study:
     def _means(self, experiment: str, column: str) -> Any:
         mine = self.epochs[(self.epochs.experiment == experiment) & (self.epochs.epoch > 0)]
         # Arms may divide as many rollouts into more epochs, so an evaluation is known by its part of the run.
-        rows = mine.assign(part=mine.epoch / mine.groupby("run").epoch.transform("max")).dropna(subset=[column])
+        rows = mine.assign(part=mine.epoch / mine.groupby("run").epoch.transform("max")).dropna(
+            subset=[column]
+        )
         table = rows.pivot_table(index=["arm", "seed"], columns="part", values=column)
         return table.mean(axis=1, skipna=column not in EVALUATED).dropna()
 
@@ -174,7 +187,9 @@ def load(*folders: Path) -> Study:
     """
     for folder in folders:
         if not any((folder / f"{name}.csv").exists() for name in COLUMNS):
-            raise UsageError(f"{folder} holds none of {', '.join(COLUMNS)} as .csv; collect the study first")
+            raise UsageError(
+                f"{folder} holds none of {', '.join(COLUMNS)} as .csv; collect the study first"
+            )
     frames = {}
     for name, columns in COLUMNS.items():
         parts = [part for folder in folders if len(part := read(folder / f"{name}.csv", columns))]

@@ -34,7 +34,16 @@ Waiting = SimpleQueue[tuple[PlannedRun, list[str]]]
 
 def commit() -> str:
     """Return the commit of the checkout, with "-dirty" behind it if files differ; "" without git."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    command = [
+        "git",
+        "-C",
+        str(ROOT),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
     try:
         described = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -71,7 +80,9 @@ def default_lanes() -> int:
     return 1 if torch.cuda.is_available() else os.cpu_count() or 1
 
 
-def train(chosen: Sequence[PlannedRun], plan: Protocol, folder: Path, *, lanes: int) -> dict[str, str]:
+def train(
+    chosen: Sequence[PlannedRun], plan: Protocol, folder: Path, *, lanes: int
+) -> dict[str, str]:
     """Train the runs that are not finished, ``lanes`` side by side.
 
     Returns:
@@ -84,11 +95,15 @@ def train(chosen: Sequence[PlannedRun], plan: Protocol, folder: Path, *, lanes: 
         status = {record.name: record.status for record in store.runs()}
     left = [run for run in chosen if status.get(run.name) != "finished"]
     print(f"{len(chosen)} runs, {len(chosen) - len(left)} of them finished", flush=True)
-    tasks = prepare_tasks({(run.start, run.seed) for run in left}, folder, lanes) if plan.task else {}
+    tasks = (
+        prepare_tasks({(run.start, run.seed) for run in left}, folder, lanes) if plan.task else {}
+    )
     waiting: Waiting = SimpleQueue()
     for run in left:
         task = tasks.get((run.start, run.seed), {})
-        waiting.put((run, protocol.argv(run, plan, store_url(folder), task, resume=run.name in status)))
+        waiting.put(
+            (run, protocol.argv(run, plan, store_url(folder), task, resume=run.name in status))
+        )
     failed: dict[str, str] = {}
     with tqdm(total=len(left), unit="run", desc="training") as bar:
         threads = [
@@ -160,7 +175,8 @@ def _start_lane(folder: Path, log: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "study", "lane"],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=file,

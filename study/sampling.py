@@ -26,7 +26,11 @@ class Tokens:
 
     def batch(self, members: NDArray[np.int64]) -> Tokens:
         """Return these prompts alone."""
-        return Tokens([self.prompts[i] for i in members], self.answers_P_L[torch.from_numpy(members)], self.end)
+        return Tokens(
+            [self.prompts[i] for i in members],
+            self.answers_P_L[torch.from_numpy(members)],
+            self.end,
+        )
 
 
 @torch.no_grad()
@@ -42,7 +46,9 @@ def sample(policy: Any, tokens: Tokens, group: int, generator: torch.Generator) 
     for place in range(longest):
         ends = starts_R[live] + place
         prefixes, which = torch.unique(
-            torch.column_stack([ends, rows_R_T[live, : int(ends.max())]]), dim=0, return_inverse=True
+            torch.column_stack([ends, rows_R_T[live, : int(ends.max())]]),
+            dim=0,
+            return_inverse=True,
         )
         logits = policy(input_ids=prefixes[:, 1:], use_cache=False).logits
         last = logits[torch.arange(len(prefixes)), prefixes[:, 0] - 1]
@@ -70,13 +76,17 @@ def token_log_probabilities(
     return logs_R_L_V.gather(-1, targets_R_L[..., None])[..., 0] * there
 
 
-def _rows(tokens: Tokens, prompt_R: NDArray[np.int64], room: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows(
+    tokens: Tokens, prompt_R: NDArray[np.int64], room: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Left-aligned prompts, (R, T), with ``room`` for a response, and the position where it begins, (R,).
 
     The padding comes after the response, where a causal model does not look.
     """
     width = max(map(len, tokens.prompts)) + room
-    rows_P_T = torch.tensor([prompt + [tokens.end] * (width - len(prompt)) for prompt in tokens.prompts])
+    rows_P_T = torch.tensor(
+        [prompt + [tokens.end] * (width - len(prompt)) for prompt in tokens.prompts]
+    )
     lengths_P = torch.tensor([len(prompt) for prompt in tokens.prompts])
     at = torch.from_numpy(prompt_R)
     return rows_P_T[at], lengths_P[at]

@@ -28,7 +28,9 @@ class _Kept:
     ``reuse`` is called with the object, the keyword arguments of its creation, and the arguments of the new run.
     """
 
-    def __init__(self, create: Callable[..., Any], reuse: Callable[..., None] | None = None) -> None:
+    def __init__(
+        self, create: Callable[..., Any], reuse: Callable[..., None] | None = None
+    ) -> None:
         self._create, self._reuse = create, reuse
         self._made: list[tuple[Any, dict[str, Any]]] = []
         self._waiting: list[tuple[Any, dict[str, Any]]] = []
@@ -50,7 +52,10 @@ class _KeptActors(_Kept):
     """Stands in for a Ray actor class."""
 
     def __init__(self, actor_class: Any, reuse: Callable[..., None] | None = None) -> None:
-        super().__init__(lambda *args, **kwargs: actor_class.options(**self._options).remote(*args, **kwargs), reuse)
+        super().__init__(
+            lambda *args, **kwargs: actor_class.options(**self._options).remote(*args, **kwargs),
+            reuse,
+        )
         self._options: dict[str, Any] = {}
 
     def options(self, **options: Any) -> _KeptActors:

@@ -29,13 +29,30 @@ def add_command(commands: Any) -> None:
     text = "mean squared error of estimators on simulated trainings, where the truth is known"
     parser = commands.add_parser("simulate", help=text, description=text)
     known = ", ".join(regimes.REGIMES)
-    parser.add_argument("--regimes", nargs="+", metavar="NAME", default=list(regimes.REGIMES), help=f"of: {known}")
     parser.add_argument(
-        "--estimators", nargs="+", metavar="SPEC", default=_ESTIMATORS, help=f"default: {' '.join(_ESTIMATORS)}"
+        "--regimes", nargs="+", metavar="NAME", default=list(regimes.REGIMES), help=f"of: {known}"
     )
-    parser.add_argument("--rollouts", nargs="+", type=int, metavar="N", default=(4, 8, 16), help="group sizes (4 8 16)")
-    text = "in (0, 1]: tried and drawn; laplace's smoothing too (default: 0.02, 0.05, 0.1, 0.15 ... 1)"
-    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=candidates.DISCOUNTS, help=text)
+    parser.add_argument(
+        "--estimators",
+        nargs="+",
+        metavar="SPEC",
+        default=_ESTIMATORS,
+        help=f"default: {' '.join(_ESTIMATORS)}",
+    )
+    parser.add_argument(
+        "--rollouts",
+        nargs="+",
+        type=int,
+        metavar="N",
+        default=(4, 8, 16),
+        help="group sizes (4 8 16)",
+    )
+    text = (
+        "in (0, 1]: tried and drawn; laplace's smoothing too (default: 0.02, 0.05, 0.1, 0.15 ... 1)"
+    )
+    parser.add_argument(
+        "--discounts", nargs="+", type=float, metavar="X", default=candidates.DISCOUNTS, help=text
+    )
     for name, meaning in (
         ("prompts", "prompts"),
         ("visits", "passes, in each of which a prompt is visited once on average"),
@@ -44,9 +61,19 @@ def add_command(commands: Any) -> None:
         ("seed", "seed of the first"),
     ):
         default = getattr(Setting, name)
-        parser.add_argument(f"--{name}", type=int, metavar="K", default=default, help=f"{meaning} (default: {default})")
-    parser.add_argument("--draw", choices=DRAWS, default="visits", help="how prompts come back (%(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("study-simulation"), metavar="DIR", help="%(default)s")
+        parser.add_argument(
+            f"--{name}",
+            type=int,
+            metavar="K",
+            default=default,
+            help=f"{meaning} (default: {default})",
+        )
+    parser.add_argument(
+        "--draw", choices=DRAWS, default="visits", help="how prompts come back (%(default)s)"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("study-simulation"), metavar="DIR", help="%(default)s"
+    )
     parser.set_defaults(command=_command)
 
 
@@ -54,22 +81,32 @@ def _command(arguments: argparse.Namespace) -> int:
     estimators = [candidates.parse(text) for text in arguments.estimators]
     unknown = [name for name in arguments.regimes if name not in regimes.REGIMES]
     if unknown:
-        raise UsageError(f"--regimes {unknown[0]}: no such regime; known: {', '.join(regimes.REGIMES)}")
-    setting = Setting(arguments.prompts, arguments.visits, arguments.batch, arguments.seeds, arguments.seed)
+        raise UsageError(
+            f"--regimes {unknown[0]}: no such regime; known: {', '.join(regimes.REGIMES)}"
+        )
+    setting = Setting(
+        arguments.prompts, arguments.visits, arguments.batch, arguments.seeds, arguments.seed
+    )
     cells = [(name, size) for name in arguments.regimes for size in arguments.rollouts]
     results = [
         simulate(estimators, arguments.discounts, name, arguments.draw, size, setting)
         for name, size in tqdm(cells, desc="simulating", unit="cell", leave=False, disable=None)
     ]
     labels = [candidates.label(estimator) for estimator in estimators]
-    print("MSE at the visits in units of dbb's at the best fixed discount in hindsight, mean over seeds\n")
+    print(
+        "MSE at the visits in units of dbb's at the best fixed discount in hindsight, mean over seeds\n"
+    )
     print(ratios(labels, results).to_string(float_format="{:.3f}".format), end="\n\n")
     print("forecasts in units of those of the first estimator that makes any, means over regimes\n")
     print(forecasts(labels, results).to_string(float_format="{:.3f}".format), end="\n\n")
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / "simulated.csv"
     measured(labels, results).to_csv(path, index=False, float_format="%.6g")
-    print(path, *(_draw(arguments.output, labels, results, size) for size in arguments.rollouts), sep="\n")
+    print(
+        path,
+        *(_draw(arguments.output, labels, results, size) for size in arguments.rollouts),
+        sep="\n",
+    )
     return 0
 
 
@@ -101,8 +138,14 @@ def measured(labels: Sequence[str], results: Sequence[Result]) -> Any:
 def forecasts(labels: Sequence[str], results: Sequence[Result]) -> Any:
     """Return the measures of forecasts by N and estimator, means over regimes (of ratios: geometric means)."""
     table = measured(labels, results).dropna(subset=["forecasts"])
-    first = table[table.estimator == table.estimator.iloc[0]].set_index(["regime", "rollouts"]).forecasts
-    table["forecasts"] /= first.reindex(pd.MultiIndex.from_frame(table[["regime", "rollouts"]])).to_numpy()
+    first = (
+        table[table.estimator == table.estimator.iloc[0]]
+        .set_index(["regime", "rollouts"])
+        .forecasts
+    )
+    table["forecasts"] /= first.reindex(
+        pd.MultiIndex.from_frame(table[["regime", "rollouts"]])
+    ).to_numpy()
     table[["forecasts", "spread"]] = np.log(table[["forecasts", "spread"]])
     means = table.groupby(["rollouts", "estimator"], sort=False)[list(MEASURES[1:])].mean()
     means[["forecasts", "spread"]] = np.exp(means[["forecasts", "spread"]])
@@ -117,7 +160,9 @@ def _draw(folder: Path, labels: Sequence[str], results: Sequence[Result], size: 
     for panel, result in zip(grid.flat, mine, strict=False):
         for name, (x, mse_X) in result.sweeps.items():
             if name in LOOKS:  # others lie on these curves
-                panel.plot(x, mse_X / result.best_K.mean(), label=name, **(LOOKS[name] | {"marker": ""}))
+                panel.plot(
+                    x, mse_X / result.best_K.mean(), label=name, **(LOOKS[name] | {"marker": ""})
+                )
         for label, ratio in zip(labels, _ratio(result), strict=True):
             if label in LOOKS:
                 panel.axhline(ratio, label=label, **(LOOKS[label] | {"marker": ""}))

@@ -51,7 +51,9 @@ class Training:
 
     p_U_P: Floats  # success probabilities at each update, and, except with "visits", after the last one
     seen_U: list[NDArray[np.int64]]  # the prompts of each update, (B,) each
-    rewards_U: list[Floats]  # their rewards, 0 or 1, (B, G) each, sorted in a group: estimators ignore the order
+    rewards_U: list[
+        Floats
+    ]  # their rewards, 0 or 1, (B, G) each, sorted in a group: estimators ignore the order
     pass_updates: int
 
 
@@ -63,11 +65,17 @@ def training(regime: str, drawn: str, rollouts: int, setting: Setting, seed: int
     if drawn == "visits":
         rng = np.random.default_rng(key)
         p_P_T = paths(rng, prompts, setting.visits)
-        seen_U = [seen for _ in range(setting.visits) for seen in np.split(rng.permutation(prompts), starts)]
+        seen_U = [
+            seen
+            for _ in range(setting.visits)
+            for seen in np.split(rng.permutation(prompts), starts)
+        ]
         p_U_P = np.repeat(p_P_T.T, setting.pass_updates, axis=0)
         successes_P_T = np.random.default_rng([*key, rollouts]).binomial(rollouts, p_P_T)
         of_pass_U = np.arange(len(seen_U)) // setting.pass_updates
-        successes_U = [successes_P_T[seen, visit] for seen, visit in zip(seen_U, of_pass_U, strict=True)]
+        successes_U = [
+            successes_P_T[seen, visit] for seen, visit in zip(seen_U, of_pass_U, strict=True)
+        ]
     else:
         rng = np.random.default_rng([*key, 1])
         p_P_T = paths(rng, prompts, setting.visits + 1)
@@ -77,13 +85,21 @@ def training(regime: str, drawn: str, rollouts: int, setting: Setting, seed: int
         place = DRAWS.index(drawn) - 1
         rng = np.random.default_rng([*key, 2, place])
         if drawn == "epoch":
-            seen_U = [seen for _ in range(setting.visits) for seen in np.split(rng.permutation(prompts), starts)]
+            seen_U = [
+                seen
+                for _ in range(setting.visits)
+                for seen in np.split(rng.permutation(prompts), starts)
+            ]
         else:
             chances = [_chances(p_P) if drawn == "variance" else None for p_P in p_U_P[:-1]]
             seen_U = [rng.choice(prompts, batch, replace=False, p=chance_P) for chance_P in chances]
         rng = np.random.default_rng([*key, 3, place, rollouts])
-        successes_U = [rng.binomial(rollouts, p_P[seen]) for p_P, seen in zip(p_U_P[:-1], seen_U, strict=True)]
-    rewards_U = [(np.arange(rollouts) < successes[:, None]).astype(np.float64) for successes in successes_U]
+        successes_U = [
+            rng.binomial(rollouts, p_P[seen]) for p_P, seen in zip(p_U_P[:-1], seen_U, strict=True)
+        ]
+    rewards_U = [
+        (np.arange(rollouts) < successes[:, None]).astype(np.float64) for successes in successes_U
+    ]
     return Training(p_U_P, seen_U, rewards_U, setting.pass_updates)
 
 
@@ -123,7 +139,9 @@ def measure(estimator: RewardEstimator, run: Training) -> Measured:
         expected = estimator.predictive(estimator.state_at(state, seen))
         if expected is not None:
             successes, rollouts = counts(rewards_B_G[again])
-            scores.append(betabinom.logpmf(successes, rollouts, *(values[again] for values in expected)))
+            scores.append(
+                betabinom.logpmf(successes, rollouts, *(values[again] for values in expected))
+            )
         mean = estimator.observe_at(state, seen, rewards_B_G).mean
         squares.append((mean - run.p_U_P[update, seen]) ** 2)
         known[seen] = True
@@ -153,7 +171,9 @@ class Result:
     rollouts: int
     values_M_E_K: Floats  # by measure (see ``MEASURES``), estimator and seed
     best_K: Floats  # errors at the visits of ``dbb`` at the one discount that is best in hindsight over all seeds
-    sweeps: dict[str, tuple[Floats, Floats]]  # discounts (or smoothings) and errors of each family, (X,) both
+    sweeps: dict[
+        str, tuple[Floats, Floats]
+    ]  # discounts (or smoothings) and errors of each family, (X,) both
 
 
 def simulate(
@@ -165,10 +185,15 @@ def simulate(
     setting: Setting,
 ) -> Result:
     """Measure E estimators on the same trainings, one for each seed, and their families at all discounts."""
-    runs = [training(regime, drawn, rollouts, setting, setting.seed + later) for later in range(setting.seeds)]
+    runs = [
+        training(regime, drawn, rollouts, setting, setting.seed + later)
+        for later in range(setting.seeds)
+    ]
     measured = [[measure(estimator, run) for run in runs] for estimator in estimators]
     values = [[[getattr(cell, name) for cell in row] for row in measured] for name in MEASURES]
-    families = {"dbb": candidates.parse("dbb")} | {candidates.family(e): e for e in estimators if candidates.knob(e)}
+    families = {"dbb": candidates.parse("dbb")} | {
+        candidates.family(e): e for e in estimators if candidates.knob(e)
+    }
     errors = {}
     for name, estimator in families.items():
         swept = candidates.swept(estimator, discounts)
@@ -178,4 +203,6 @@ def simulate(
         )
     dbb_X_K = errors["dbb"][1]
     sweeps = {name: (x, mse_X_K.mean(axis=1)) for name, (x, mse_X_K) in errors.items()}
-    return Result(drawn, regime, rollouts, np.array(values), dbb_X_K[dbb_X_K.mean(axis=1).argmin()], sweeps)
+    return Result(
+        drawn, regime, rollouts, np.array(values), dbb_X_K[dbb_X_K.mean(axis=1).argmin()], sweeps
+    )

@@ -6,7 +6,9 @@ import time
 from playwright.sync_api import sync_playwright
 
 LONGEST_S = 60
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 
 
 class Browser:
@@ -14,7 +16,9 @@ class Browser:
 
     def __init__(self):
         self._playwright = sync_playwright().start()
-        self._browser = self._playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        self._browser = self._playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )
         self.page = self._browser.new_page()
         self.complaints, self.requests = [], []
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -39,7 +43,9 @@ class Browser:
     def until(self, condition):
         """Wait until a piece of JavaScript is true; how long it took, in seconds."""
         began = time.monotonic()
-        while not self(condition):  # wait_for_function would evaluate a text, which the page's policy forbids
+        while not self(
+            condition
+        ):  # wait_for_function would evaluate a text, which the page's policy forbids
             waited = time.monotonic() - began
             assert waited < LONGEST_S, f"never true: {condition}; {self.complaints}"
             self.page.wait_for_timeout(20)

@@ -30,7 +30,10 @@ LONGEST = (
     "test_evaluation_training.py", "test_generation.py", "test_dry_run.py", "test_cluster.py",
 )  # fmt: skip
 
-collect_ignore = ["verl_on_cpu.py", "on_ranks.py"]  # no tests; where doctests are looked for, there is no verl
+collect_ignore = [
+    "verl_on_cpu.py",
+    "on_ranks.py",
+]  # no tests; where doctests are looked for, there is no verl
 
 _numbers = itertools.count(1)
 
@@ -213,7 +216,12 @@ def train():
         environment = dict(os.environ)
         environment.pop("OPENRLHF_DBB_STORE_URL", None)
         return subprocess.run(
-            [*program, *argv], cwd=folder, env=environment, text=True, capture_output=True, timeout=timeout
+            [*program, *argv],
+            cwd=folder,
+            env=environment,
+            text=True,
+            capture_output=True,
+            timeout=timeout,
         )
 
     return run
@@ -244,7 +252,9 @@ def serve():
         yield start
 
 
-@pytest.fixture(scope="module")  # no longer: an event loop of its own runs in this thread until it is closed
+@pytest.fixture(
+    scope="module"
+)  # no longer: an event loop of its own runs in this thread until it is closed
 def browser():
     """A page of a headless Chromium."""
     from chromium import CHROMIUM, Browser

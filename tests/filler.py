@@ -95,7 +95,9 @@ def run(store, name="run", fields=("alpha", "beta"), dataset="sums", **values):
 
 def prompts(store, count):
     """Ids of the prompts "prompt 0", "prompt 1", ..., labelled "0", "1", ..."""
-    return store.register_prompts([f"prompt {i}" for i in range(count)], [str(i) for i in range(count)])
+    return store.register_prompts(
+        [f"prompt {i}" for i in range(count)], [str(i) for i in range(count)]
+    )
 
 
 def rows(run, ids, successes, rollouts=4, **more):
@@ -220,7 +222,9 @@ def check_trained(store, run, ids, steps):
 
 def dump(store):
     """All rows of all tables, to compare before and after; of the runs only their progress."""
-    progress = text("SELECT run_id, status, last_step, parent_uuid, shared_start FROM dbb_run ORDER BY run_id")
+    progress = text(
+        "SELECT run_id, status, last_step, parent_uuid, shared_start FROM dbb_run ORDER BY run_id"
+    )
     contents = {}
     with store.database.transaction() as connection:
         for table in schema.metadata.sorted_tables:
@@ -243,7 +247,9 @@ def check(store):
             parameters = json.loads(stored)
             if parameters.keys() >= set(_DBB_PARAMETERS):
                 numbers = {name: float(parameters[name]) for name in _DBB_PARAMETERS}
-                for row in _rows(connection, _DBB, run=run_id, tiniest=2.2250738585072014e-308, **numbers):
+                for row in _rows(
+                    connection, _DBB, run=run_id, tiniest=2.2250738585072014e-308, **numbers
+                ):
                     broken.append(("alpha and beta are those of DBB", tuple(row)))
     return broken
 

@@ -77,7 +77,10 @@ def fit(policy, *kl):
 
 def weights(policy):
     """The weights that this rank has; under ZeRO 3 its share of them."""
-    return [getattr(each, "ds_tensor", each).detach().clone() for each in policy.actor.model.module.parameters()]
+    return [
+        getattr(each, "ds_tensor", each).detach().clone()
+        for each in policy.actor.model.module.parameters()
+    ]
 
 
 def equal(some, others):
@@ -97,7 +100,9 @@ def openrlhfs(rank):
             ours = [_step(rank, rank.actor(values), old_log_probs=old) for old in (False, True)]
             if mode == "seq-mean-token-sum-norm":
                 # Upstream has no such mode: it is compared with ours, of all rows, since their entropy is logged.
-                theirs = _step(rank, rank.actor({**values, "actor.entropy_coef": 0.0}), old_log_probs=True)
+                theirs = _step(
+                    rank, rank.actor({**values, "actor.entropy_coef": 0.0}), old_log_probs=True
+                )
                 theirs[0].pop("entropy_loss")
             else:
                 theirs = _step(rank, _plain(rank, values), old_log_probs=True)
@@ -147,14 +152,21 @@ def log_probs(rank):
         tokens = torch.randint(0, 14, (2, 8), generator=rank.seeded())
         actions = (torch.arange(7) > 0) & (torch.arange(1, 8) < torch.tensor(lengths)[:, None])
         batches.append(experience(tokens, torch.tensor(lengths), actions, torch.zeros(2, 7)))
-    given = {name: [getattr(each, name) for each in batches] for name in ("sequences", "action_mask", "attention_mask")}
+    given = {
+        name: [getattr(each, name) for each in batches]
+        for name in ("sequences", "action_mask", "attention_mask")
+    }
     computed = []
-    policy.actor.model.register_forward_pre_hook(lambda _, inputs: computed.append(inputs[0].numel()))
+    policy.actor.model.register_forward_pre_hook(
+        lambda _, inputs: computed.append(inputs[0].numel())
+    )
     alone = [policy.forward(*row) for row in zip(*given.values(), strict=True)]
     tokens_alone = sum(computed)
     computed.clear()
     ordered = policy.execute_batch("forward", given, 0, 2)
-    same = [torch.allclose(one, other, atol=1e-5) for one, other in zip(ordered, alone, strict=True)]
+    same = [
+        torch.allclose(one, other, atol=1e-5) for one, other in zip(ordered, alone, strict=True)
+    ]
     return {"same": same, "tokens": [tokens_alone, sum(computed)]}
 
 
@@ -163,13 +175,19 @@ def packed(rank):
     modes = {
         "padded": {},
         "packed": {"ds.packing_samples": True},
-        "dynamic": {"ds.packing_samples": True, "train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": 24},
+        "dynamic": {
+            "ds.packing_samples": True,
+            "train.dynamic_batch_enable": True,
+            "train.max_tokens_per_gpu": 24,
+        },
     }
     found = {}
     for mode, values in modes.items():
         policy, sizes = rank.actor(values), []
         rows = _of_several_lengths(rank, policy)
-        policy.trainer.actor.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
+        policy.trainer.actor.register_forward_pre_hook(
+            lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0]))
+        )
         policy.append(rows)
         grad_norm, trained = policy.fit()["actor_grad_norm"], list(sizes)
         after = policy.forward(rows.sequences, rows.action_mask, rows.attention_mask)
@@ -211,20 +229,29 @@ def extra_as_fresh(rank):
     for fresh in (4, 8):
         policy = rank.actor({"rollout.n_samples_per_prompt": fresh, "train.batch_size": fresh})
         began = weights(policy)
-        rows = remove_padding_in_sequences(split_experience_batch(_of_several_lengths(rank, policy)))
+        rows = remove_padding_in_sequences(
+            split_experience_batch(_of_several_lengths(rank, policy))
+        )
         policy.append(make_experience_batch(rows[:fresh]))
         policy.append_extra_rows(rows[fresh:])
         fit(policy)
         found.append((policy.actor.model.global_steps, weights(policy)))
         policy.append(make_experience_batch(rows[:fresh]))
-        policy.trainer.actor.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
+        policy.trainer.actor.register_forward_pre_hook(
+            lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0]))
+        )
         fit(policy)
     (steps, extra), (others, expected) = found
 
     def distance(to):
         return max((one - other).abs().max().item() for one, other in zip(extra, to, strict=True))
 
-    return {"steps": [steps, others], "rows": sizes[:2], "moved": distance(began), "difference": distance(expected)}
+    return {
+        "steps": [steps, others],
+        "rows": sizes[:2],
+        "moved": distance(began),
+        "difference": distance(expected),
+    }
 
 
 def checkpoint(rank):
@@ -254,8 +281,14 @@ def sleep(rank):
 
     found = {}
     for stage in (1, 2, 3):
-        values = {"ds.zero_stage": stage, "ckpt.path": f"{rank.settings.flags['ckpt.path']}/{stage}"}
-        plain, sleeper = rank.actor(values), rank.actor({**values, "ds.enable_sleep": True})  # it sleeps at once
+        values = {
+            "ds.zero_stage": stage,
+            "ckpt.path": f"{rank.settings.flags['ckpt.path']}/{stage}",
+        }
+        plain, sleeper = (
+            rank.actor(values),
+            rank.actor({**values, "ds.enable_sleep": True}),
+        )  # it sleeps at once
         before = log_probs(plain)
         sleeper.try_longest_micro_batch()  # as a run does before its first step; it sleeps again
         for _ in range(2):
@@ -267,10 +300,16 @@ def sleep(rank):
         sleeper.reload_states()
         sleeper.save_checkpoint("one", {})
         resumed = rank.actor({**values, "ckpt.load_enable": True})
-        kept = sorted({key for state in resumed.actor.model.basic_optimizer.state.values() for key in state})
+        kept = sorted(
+            {key for state in resumed.actor.model.basic_optimizer.state.values() for key in state}
+        )
         rank.train(plain)
         rank.train(resumed)
-        found[stage] = {"same": same, "kept": kept, "resumed": log_probs(plain) == log_probs(resumed)}
+        found[stage] = {
+            "same": same,
+            "kept": kept,
+            "resumed": log_probs(plain) == log_probs(resumed),
+        }
     return found
 
 
@@ -280,8 +319,17 @@ def trial(rank):
     def state(policy):
         engine = policy.actor.model
         gradients = sum(each.grad is not None for each in engine.module.parameters())
-        counters = engine.micro_steps, engine.global_steps, getattr(engine.optimizer, "micro_step_id", None), gradients
-        return [*weights(policy), torch.tensor([each or 0 for each in counters]), torch.get_rng_state()]
+        counters = (
+            engine.micro_steps,
+            engine.global_steps,
+            getattr(engine.optimizer, "micro_step_id", None),
+            gradients,
+        )
+        return [
+            *weights(policy),
+            torch.tensor([each or 0 for each in counters]),
+            torch.get_rng_state(),
+        ]
 
     def no_memory(*args, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -293,14 +341,19 @@ def trial(rank):
             return str(error)
 
     tried, other, passes = rank.actor(), rank.actor(), []
-    tried.actor.register_forward_hook(lambda _, inputs, made: passes.append([*inputs[0].shape, made[0].requires_grad]))
+    tried.actor.register_forward_hook(
+        lambda _, inputs, made: passes.append([*inputs[0].shape, made[0].requires_grad])
+    )
     before = state(tried)
     tried.try_longest_micro_batch()
     found = {"same": equal(before, state(tried)), "longest": passes.pop()}
     for policy in (tried, other):
         for _ in range(2):
             rank.train(policy, 8)
-    found["trained"] = [equal(state(tried), state(other)), not equal(before[:-2], state(tried)[:-2])]
+    found["trained"] = [
+        equal(state(tried), state(other)),
+        not equal(before[:-2], state(tried)[:-2]),
+    ]
     embeddings = tried.actor.model.module.get_input_embeddings()
     poison = embeddings.register_forward_hook(lambda _, __, made: made * math.nan)
     found["nan"] = [line(tried.try_longest_micro_batch)]
@@ -317,7 +370,9 @@ def shared(rank):
     policy = rank.actor()
     handed = []
     engine = SimpleNamespace(
-        receive_weights=SimpleNamespace(remote=lambda bucket, handles: handed.append((bucket, handles))),
+        receive_weights=SimpleNamespace(
+            remote=lambda bucket, handles: handed.append((bucket, handles))
+        ),
         reset_prefix_cache=SimpleNamespace(remote=lambda: None),
     )
     policy_actor.get_physical_gpu_id = lambda: f"GPU {rank.number}"
@@ -327,7 +382,11 @@ def shared(rank):
     policy.trainer.use_cuda_ipc = True
     policy.trainer.vllm_engines = [engine]
     policy.broadcast_to_vllm()
-    trained = {name: weight for name, weight in merged(policy.actor.model.module).items() if weight.requires_grad}
+    trained = {
+        name: weight
+        for name, weight in merged(policy.actor.model.module).items()
+        if weight.requires_grad
+    }
     wanted = {name: weight.data for name, weight in trained.items()}  # all ranks gather them
     found = {}
     for bucket, handles in handed:
@@ -338,7 +397,8 @@ def shared(rank):
         "weights": len(wanted),
         "adapters": sum("lora" in name for name in wanted),
         "same": {
-            gpu: got.keys() == wanted.keys() and equal(got.values(), wanted.values()) for gpu, got in found.items()
+            gpu: got.keys() == wanted.keys() and equal(got.values(), wanted.values())
+            for gpu, got in found.items()
         },
     }
 

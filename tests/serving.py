@@ -15,8 +15,19 @@ LONGEST_S = 30
 
 class Serving:
     def __init__(self, url, *arguments):
-        command = [sys.executable, "-m", "openrlhf_dbb", "serve", "--store.url", url, *("--port", "0"), *arguments]
-        self.process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        command = [
+            sys.executable,
+            "-m",
+            "openrlhf_dbb",
+            "serve",
+            "--store.url",
+            url,
+            *("--port", "0"),
+            *arguments,
+        ]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         self.said = self.process.stdout.readline()
         found = re.search(r"http://[\w.:\[\]-]+:(\d+)/", self.said)
         assert found, self.said + self.process.stderr.read()

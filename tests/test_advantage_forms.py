@@ -20,7 +20,11 @@ NAN = math.nan
 FORM_NAMES = list(FORMS.available())
 ESTIMATORS = {name: estimators.build(name) for name in estimators.available()}
 EXACT = [name for name, estimator in ESTIMATORS.items() if estimator.can_leave_one_out()]
-PAIRS = [(form, name) for form in FORM_NAMES for name in (EXACT if FORMS.get(form).leave_one_out else ESTIMATORS)]
+PAIRS = [
+    (form, name)
+    for form in FORM_NAMES
+    for name in (EXACT if FORMS.get(form).leave_one_out else ESTIMATORS)
+]
 every_pair = pytest.mark.parametrize(("form", "estimator"), PAIRS)
 
 
@@ -28,7 +32,9 @@ def scored(form, estimator, rewards_P_G, state=None):
     """The advantages of one visit."""
     rewards_P_G = np.array(rewards_P_G)
     if state is None:
-        state = estimator.initial_state(len(rewards_P_G)) | {"features": np.zeros((len(rewards_P_G), WIDTH))}
+        state = estimator.initial_state(len(rewards_P_G)) | {
+            "features": np.zeros((len(rewards_P_G), WIDTH))
+        }
     form = FORMS.build(form)
     _, estimate = estimator.observe(state, rewards_P_G, leave_one_out=form.leave_one_out)
     return form.advantages(rewards_P_G, estimate)
@@ -68,7 +74,10 @@ def test_the_advantages_of_each_form_by_hand(form, estimator, expected):
 
 
 def test_max_rl_gives_an_all_wrong_group_0_by_its_own_mean_and_minus_1_by_any_posterior():
-    wrong, state = np.zeros((2, 3)), {"alpha": np.array([0.01, 50.0]), "beta": np.array([80.0, 2.0])}
+    wrong, state = (
+        np.zeros((2, 3)),
+        {"alpha": np.array([0.01, 50.0]), "beta": np.array([80.0, 2.0])},
+    )
     assert scored("max_rl", ESTIMATORS["point"], wrong).tolist() == [[0] * 3] * 2
     assert scored("max_rl", ESTIMATORS["dbb"], wrong, state) == pytest.approx(-np.ones((2, 3)))
 
@@ -81,8 +90,12 @@ def test_rloo_compares_a_single_rollout_with_the_prior_and_by_a_point_estimate_w
 
 def test_rloo_leaves_out_the_score_that_the_posterior_has_seen_on_any_visit(open_new):
     prompts, labels = ["1+1="] * 4, ["2"] * 4
-    with Posteriors.create(open_new("sqlite"), "run", prompts[:1], labels[:1], estimator="dbb") as posteriors:
-        first = posteriors.observe(1, prompts, labels, [0.5, 1, 0, -0.5], scores=[1, 1, 0, 0], form="rloo")
+    with Posteriors.create(
+        open_new("sqlite"), "run", prompts[:1], labels[:1], estimator="dbb"
+    ) as posteriors:
+        first = posteriors.observe(
+            1, prompts, labels, [0.5, 1, 0, -0.5], scores=[1, 1, 0, 0], form="rloo"
+        )
         second = posteriors.observe(2, prompts[:2], labels[:2], [1, 0], form="rloo")
     # alpha, beta = 2.5, 2.5: without a success 1.5 / 4, without a failure 2.5 / 4
     np.testing.assert_allclose(first.advantages, [0.125, 0.625, -0.625, -1.125], rtol=1e-12)
@@ -94,13 +107,23 @@ def test_rloo_leaves_out_the_score_that_the_posterior_has_seen_on_any_visit(open
     ("form", "sums", "factors"),
     [
         # dbb 0.5 from alpha, beta = 1, 1 and 2.5, 0.7: n = 1 and 1.6, p0 = 0.5 and 0.78125, N = 2, M = 3 and 3.6, R = 4
-        ("dr_grpo", [2 * 1 * (0.2 - 0.5) / 3, 2 * 1.6 * (0.6 - 0.78125) / 3.6], [1 - 1 / 3, 1 - 1 / 3.6]),
+        (
+            "dr_grpo",
+            [2 * 1 * (0.2 - 0.5) / 3, 2 * 1.6 * (0.6 - 0.78125) / 3.6],
+            [1 - 1 / 3, 1 - 1 / 3.6],
+        ),
         ("rloo", [2 * 1 * (0.2 - 0.5) / 2, 2 * 1.6 * (0.6 - 0.78125) / 2.6], [1, 1]),
         # the sums less their mean: -0.2 and -0.161111 are 0.019444 from it
-        ("batch_centered", [-0.7 / 36, 0.7 / 36], [1 - 1 / 3 - 1 / 12, 1 - 1 / 3.6 - 1.6 / 3.6 / 4]),
+        (
+            "batch_centered",
+            [-0.7 / 36, 0.7 / 36],
+            [1 - 1 / 3 - 1 / 12, 1 - 1 / 3.6 - 1.6 / 3.6 / 4],
+        ),
     ],
 )
-def test_the_expected_sum_and_gradient_over_all_rewards_are_those_of_the_formulas(form, sums, factors):
+def test_the_expected_sum_and_gradient_over_all_rewards_are_those_of_the_formulas(
+    form, sums, factors
+):
     q, state = np.array([[0.2], [0.6]]), {"alpha": np.array([1, 2.5]), "beta": np.array([1, 0.7])}
     sum_P, gradient_P = np.zeros(2), np.zeros(2)
     for rewards in itertools.product((0.0, 1.0), repeat=4):
@@ -115,7 +138,9 @@ def test_the_expected_sum_and_gradient_over_all_rewards_are_those_of_the_formula
 
 
 # Rewards that every estimator takes; one group of zero variance, one with missing rollouts.
-REWARDS = np.array([[1.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, NAN, NAN], [1.0, 1.0, 1.0, 1.0, 1.0]])
+REWARDS = np.array(
+    [[1.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, NAN, NAN], [1.0, 1.0, 1.0, 1.0, 1.0]]
+)
 
 
 @every_pair
@@ -127,7 +152,9 @@ def test_better_rollouts_have_greater_advantages_and_missing_ones_change_none(fo
     assert found.shape == (3, 5) and np.isfinite(found).all()
     assert found[1, 3:].tolist() == [0, 0]
     padded = np.concatenate([REWARDS, np.full((3, 2), NAN)], axis=1)
-    np.testing.assert_allclose(scored(form, ESTIMATORS[estimator], padded)[:, :5], found, rtol=1e-12)
+    np.testing.assert_allclose(
+        scored(form, ESTIMATORS[estimator], padded)[:, :5], found, rtol=1e-12
+    )
     # A better rollout of a group has the greater advantage, equal ones have equal advantages, in any order.
     assert found[0, [0, 2]].min() > 0 > found[0, [1, 3, 4]].max()
     assert found[1, 2] > 0 > found[1, :2].max()
@@ -146,11 +173,15 @@ def test_the_store_alone_tells_every_advantage(open_new, form, estimator):
     prompts, labels = list("aaaabbbcccc"), [""] * 11
     rewards = [1, 0, None, 0, 1, 1, 1, 0, 1, 0, 1]
     trained, weights = [True] * 10 + [False], np.linspace(0.5, 2, 11)
-    with Posteriors.create(open_new("sqlite"), "run", list("abc"), [""] * 3, estimator=estimator) as posteriors:
+    with Posteriors.create(
+        open_new("sqlite"), "run", list("abc"), [""] * 3, estimator=estimator
+    ) as posteriors:
         found = []
         for step, more in ((1, {}), (2, {"weights": weights})):
             extras = StepExtras(trained=trained, responses=Responses([""] * 11, keep=None), **more)
-            found += posteriors.observe(step, prompts, labels, rewards, form=form, extras=extras).advantages.tolist()
+            found += posteriors.observe(
+                step, prompts, labels, rewards, form=form, extras=extras
+            ).advantages.tolist()
         posteriors.settle()
         rows = posteriors.store.query(STORED)
     assert [row.advantage for row in rows] == found

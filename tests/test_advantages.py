@@ -10,7 +10,9 @@ def test_thinning_keeps_the_expectation_of_every_advantage():
     draws, least = 4_000, 0.75
     advantages_R = np.array([0.3, 0.3, -0.5, 0.0, 0.75, -2.0, -0.1, 0.6])
     kept_R = np.array([0.4, 0.4, 2 / 3, 1, 1, 1, 2 / 15, 0.8])  # min(1, |A| / 0.75)
-    found = np.stack([thin(advantages_R, least, np.random.default_rng(seed)) for seed in range(draws)])
+    found = np.stack(
+        [thin(advantages_R, least, np.random.default_rng(seed)) for seed in range(draws)]
+    )
     # 0, or the advantage divided by the probability with which it is kept
     assert np.all(np.isclose(found, 0) | np.isclose(found, advantages_R / kept_R))
     error_R = np.sqrt(kept_R * (1 - kept_R) / draws) * least

@@ -20,7 +20,9 @@ class Training:
     """
 
     def __init__(self, steps, *, size, max_lag=None):
-        train = SimpleNamespace(async_queue_size=size, max_lag=max_lag, partial_rollout_enable=False, num_episodes=1)
+        train = SimpleNamespace(
+            async_queue_size=size, max_lag=max_lag, partial_rollout_enable=False, num_episodes=1
+        )
         self.steps, self.begun, self.go, self.vllm_engines, self.oldest = steps, [], {}, [], []
         self.drop_stale = self.oldest.append
         self.ahead = GenerationAhead(self, SimpleNamespace(train=train), 0, 0)
@@ -46,8 +48,12 @@ def stays(condition):
     assert condition()
 
 
-@pytest.mark.parametrize(("steps", "size", "max_lag"), [(20, 1, None), (20, 2, None), (20, 5, None), (4, 9, 1)])
-def test_batches_come_in_order_and_are_as_late_as_the_queue_is_long_or_as_fresh_as_asked(steps, size, max_lag):
+@pytest.mark.parametrize(
+    ("steps", "size", "max_lag"), [(20, 1, None), (20, 2, None), (20, 5, None), (4, 9, 1)]
+)
+def test_batches_come_in_order_and_are_as_late_as_the_queue_is_long_or_as_fresh_as_asked(
+    steps, size, max_lag
+):
     training, latest = Training(steps, size=size, max_lag=max_lag), max_lag or size
     for step in range(1, steps + 1):
         taken, version = training.take()
@@ -73,12 +79,20 @@ def test_the_policy_changes_between_batches_and_before_the_next_one():
     second.set()
     assert training.take() == (2, 0)
     update.join(WAIT)
-    assert training.take() == (3, 1)  # the update came before it, although it could have been begun at once
+    assert training.take() == (
+        3,
+        1,
+    )  # the update came before it, although it could have been begun at once
 
 
 def test_a_pass_that_fills_no_batch_costs_no_place_and_no_step(monkeypatch):
     training = Training(9, size=1)
-    results = [((), None, 0, True), ((1, 0), None, 1, False), ((), None, 0, True), ((2, 0), None, 1, True)]
+    results = [
+        ((), None, 0, True),
+        ((1, 0), None, 1, False),
+        ((), None, 0, True),
+        ((2, 0), None, 1, True),
+    ]
     training.ahead._train.num_episodes = 3
     made = iter(results)
     monkeypatch.setattr(training, "generate_samples", lambda: next(made))

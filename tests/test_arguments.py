@@ -18,7 +18,14 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 
 ON_CPU = cpu.active()
-MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "math_answer", "--vllm.num_engines", "1"]
+MODEL = [
+    "--actor.model_name_or_path",
+    "some/model",
+    "--reward.remote_url",
+    "math_answer",
+    "--vllm.num_engines",
+    "1",
+]
 
 
 # The time of day; loss aggregation, advantage forms, 32 bits without CUDA; our texts of the most used flags.
@@ -60,13 +67,28 @@ def openrlhf_parser():
 
 
 def test_every_openrlhf_flag_keeps_its_name_default_and_meaning(openrlhf_parser):
-    ours = {tuple(action.option_strings): action for action in arguments.build_parser([arguments.HELP_ALL])._actions}
+    ours = {
+        tuple(action.option_strings): action
+        for action in arguments.build_parser([arguments.HELP_ALL])._actions
+    }
     assert len(openrlhf_parser._actions) > 150
     for theirs in openrlhf_parser._actions:
         mine = ours[tuple(theirs.option_strings)]
-        for attribute in ("dest", "default", "type", "nargs", "choices", "help", "const", "required"):
+        for attribute in (
+            "dest",
+            "default",
+            "type",
+            "nargs",
+            "choices",
+            "help",
+            "const",
+            "required",
+        ):
             if (theirs.dest, attribute) not in CHANGED:
-                assert getattr(mine, attribute) == getattr(theirs, attribute), (theirs.dest, attribute)
+                assert getattr(mine, attribute) == getattr(theirs, attribute), (
+                    theirs.dest,
+                    attribute,
+                )
         assert type(mine) is type(theirs)
 
 
@@ -78,7 +100,9 @@ def differing(names, one, other):
 def test_without_a_preset_everything_is_as_openrlhf_has_it(openrlhf_parser):
     settings = parse("--preset", "none", *MODEL)
     mine = settings.openrlhf_args()
-    theirs = openrlhf_parser.parse_args([w.replace("math_answer", mine.reward.remote_url[0]) for w in MODEL])
+    theirs = openrlhf_parser.parse_args(
+        [w.replace("math_answer", mine.reward.remote_url[0]) for w in MODEL]
+    )
     flags_of_theirs = list(vars(theirs))
     assert len(flags_of_theirs) > 150
     theirs = upstream.finish_arguments(theirs)
@@ -98,13 +122,22 @@ def test_prompts_are_shared_in_generation_but_for_rollouts_that_outlive_their_we
         return parse(*MODEL, *flags).args.vllm.enable_prefix_caching
 
     partial = ("--train.async_enable", "--no-train.colocate_all", "--train.partial_rollout_enable")
-    assert (caches(), caches(*partial), caches(*partial, "--vllm.enable_prefix_caching")) == (True, False, True)
+    assert (caches(), caches(*partial), caches(*partial, "--vllm.enable_prefix_caching")) == (
+        True,
+        False,
+        True,
+    )
 
 
 def test_preset_method_estimator_and_form_are_chosen_where_a_command_line_leaves_them_open():
     def chosen(*argv):
         settings = parse(*argv)
-        return settings.preset, settings.method, settings.estimator, settings.args.algo.advantage.estimator
+        return (
+            settings.preset,
+            settings.method,
+            settings.estimator,
+            settings.args.algo.advantage.estimator,
+        )
 
     group = [*MODEL, "--preset", "none", "--rollout.n_samples_per_prompt", "4"]
     assert chosen(*MODEL) == ("default", "grpo", "point", "group_norm")
@@ -127,9 +160,19 @@ def test_preset_method_estimator_and_form_are_chosen_where_a_command_line_leaves
         (["--preset", "tiny", "--reward.remote_url", "matth"], r"'matth' .*URL.*\.py file"),
         (["--preset", "tinny"], r"--preset 'tinny'.*\btiny\b.*: default, "),
         (["--estimator", "dbbb"], r"estimator 'dbbb'.*\bdbb\b"),
-        (["--preset", "tiny", "--rollout.strategy", "math:sqrt"], "^--rollout.strategy: .*math:sqrt.* not a subclass"),
         (
-            ["--estimator", "none", "--actor.model_name_or_path", "m", "--data.prompt_dataset", "d"],
+            ["--preset", "tiny", "--rollout.strategy", "math:sqrt"],
+            "^--rollout.strategy: .*math:sqrt.* not a subclass",
+        ),
+        (
+            [
+                "--estimator",
+                "none",
+                "--actor.model_name_or_path",
+                "m",
+                "--data.prompt_dataset",
+                "d",
+            ],
             r"--critic.model_name_or_path None.*: AttributeError: .*args.reward",
         ),
         (
@@ -144,7 +187,9 @@ def test_a_mistyped_command_line_gets_one_line_that_helps(argv, problem):
     assert "\n" not in str(caught.value)
 
 
-URLS = "https://hunter2@h/score,http://u:se/hunter2@x@h/score?token=hunter2&n=1,http://h/score#hunter2"
+URLS = (
+    "https://hunter2@h/score,http://u:se/hunter2@x@h/score?token=hunter2&n=1,http://h/score#hunter2"
+)
 
 
 @pytest.mark.parametrize("store", ["postgresql://u:a hunter2@h/db", "password=hunter2"])
@@ -158,14 +203,28 @@ def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(store
     assert "store" not in settings.openrlhf_args().__dict__
     assert "hunter2" not in repr(settings.flags) + settings.command
     words = shlex.split(settings.command)
-    assert words[2:10] == ["--preset", "tiny", "--store.url", "***", "--warm_start", "x", "--warm_start_url", "***"]
+    assert words[2:10] == [
+        "--preset",
+        "tiny",
+        "--store.url",
+        "***",
+        "--warm_start",
+        "x",
+        "--warm_start_url",
+        "***",
+    ]
     assert words[-7:] == [
         "https://***@h/score,http://***@h/score?***,http://h/score#***", "--data.prompt_dataset", "s3://***@b/a.jsonl",
         "--eval.dataset", "https://h/b.jsonl?***", "--data.task_instruction", "?x=1 to me@h & co",
     ]  # fmt: skip
-    assert settings.flags["data.task_instruction"] == words[-1] and settings.flags["data.input_key"] == "input"
+    assert (
+        settings.flags["data.task_instruction"] == words[-1]
+        and settings.flags["data.input_key"] == "input"
+    )
     assert "hunter2" not in repr(settings)
-    assert "hunter2" not in printed.configuration(settings) + printed.plan(Prepared(settings, prompts=None))
+    assert "hunter2" not in printed.configuration(settings) + printed.plan(
+        Prepared(settings, prompts=None)
+    )
     assert settings.args.store.url == store and settings.args.reward.remote_url == URLS.split(",")
 
 
@@ -174,7 +233,16 @@ def test_openrlhf_sends_no_secret_to_its_tracker_and_prints_none(monkeypatch, ca
 
     from openrlhf_dbb.driver.light_backend import LightBackend
 
-    words = ["--preset", "tiny", "--logger.wandb.key", "hunter2", "--reward.remote_url", URLS, "--store.url", "hunter2"]
+    words = [
+        "--preset",
+        "tiny",
+        "--logger.wandb.key",
+        "hunter2",
+        "--reward.remote_url",
+        URLS,
+        "--store.url",
+        "hunter2",
+    ]
     args, sent = parse(*words).openrlhf_args(), []
     tracker = SimpleNamespace(
         api=type("Api", (), {"api_key": property(lambda _: os.environ.get("WANDB_API_KEY"))})(),
@@ -245,9 +313,17 @@ def test_a_preset_of_ones_own_is_a_file(tmp_path):
     settings = parse("--preset", f"{tmp_path}/mine.toml", *MODEL[:4], "--rollout.batch_size", "64")
     args = settings.args
     assert (args.actor.adam.lr, args.rollout.batch_size, args.train.batch_size) == (2e-6, 64, 256)
-    assert (args.eval.temperature, settings.parameters["discount"], args.train.num_episodes) == (0.5, 0.9, 4)
+    assert (args.eval.temperature, settings.parameters["discount"], args.train.num_episodes) == (
+        0.5,
+        0.9,
+        4,
+    )
     assert settings.origin["actor.adam.lr"] == f"preset {tmp_path}/mine.toml"
-    assert settings.origin["train.num_episodes"] == settings.origin["actor.adam.betas"] == "preset default"
+    assert (
+        settings.origin["train.num_episodes"]
+        == settings.origin["actor.adam.betas"]
+        == "preset default"
+    )
     assert settings.run_name.startswith("dbb-mine-20")
 
 
@@ -267,7 +343,14 @@ def test_a_faulty_preset_file_gets_one_clear_line(tmp_path, text, problem):
     assert f"{tmp_path}/mine.toml" in str(caught.value) and "\n" not in str(caught.value)
 
 
-DATA = ["--data.prompt_dataset", "some/data", "--data.label_key", "label", "--rollout.n_samples_per_prompt", "8"]
+DATA = [
+    "--data.prompt_dataset",
+    "some/data",
+    "--data.label_key",
+    "label",
+    "--rollout.n_samples_per_prompt",
+    "8",
+]
 OWN = ["--preset", "none", "--actor.model_name_or_path", "m", "--vllm.num_engines", "1", *DATA]
 FORM = "--algo.advantage.estimator"
 GROUP = "--rollout.n_samples_per_prompt"
@@ -299,14 +382,24 @@ MEDIAN = f"{__name__}:Median"
         ([f"--run_name={'a' * 201}"], "--run_name.*: it names folders; use"),
         (["--resume", "--warm_start", "x"], "^--resume with --warm_start x: "),
         (["--vllm.num_engines", "2"], "--vllm.num_engines 2 with --vllm.tensor_parallel_size 1: "),
-        (["--estimator", "none", "--probe.fraction", "0.1"], "^--probe.fraction 0.1 with --estimator none: "),
+        (
+            ["--estimator", "none", "--probe.fraction", "0.1"],
+            "^--probe.fraction 0.1 with --estimator none: ",
+        ),
         (["--estimator", MEDIAN, FORM, "rloo"], f"{FORM} rloo with --estimator {MEDIAN}: "),
         (
             ["--estimator", "point", GROUP, "1", "--train.batch_size", "8"],
             f"--estimator point with {GROUP} 1: .* 2 or more",
         ),
         (
-            ["--rollout.strategy", "posterior", "--estimator", "point", "--point.memory", "gaussian"],
+            [
+                "--rollout.strategy",
+                "posterior",
+                "--estimator",
+                "point",
+                "--point.memory",
+                "gaussian",
+            ],
             "--rollout.strategy posterior: .*gaussian.*; use --estimator point with",
         ),
         (
@@ -325,12 +418,18 @@ MEDIAN = f"{__name__}:Median"
         (["--replay.samples", "17"], "--replay.samples = 17 is more than .*16 .*replay.cache"),
         (["--replay.samples", "-1"], r"--replay.samples = -1 .*\[0, inf\)"),
         (["--replay.cache", "8"], "^--replay.cache 8 with --replay.samples 0: .*; give"),
-        (["--estimator", "none", "--replay.samples", "8"], "^--replay.samples 8 with --estimator none: "),
+        (
+            ["--estimator", "none", "--replay.samples", "8"],
+            "^--replay.samples 8 with --estimator none: ",
+        ),
         (
             ["--method", "repo", FORM, "reinforce_baseline"],
             f"^--replay.samples 8 with {FORM} reinforce_baseline: ",
         ),
-        (["--method", "repo", "--train.dynamic_batch_enable"], "^--replay.samples 8 with --train.dynamic_batch_enable"),
+        (
+            ["--method", "repo", "--train.dynamic_batch_enable"],
+            "^--replay.samples 8 with --train.dynamic_batch_enable",
+        ),
         (["--method", "repo", "--algo.kl.use_loss"], "^--replay.samples 8 with --algo.kl.use_loss"),
         (
             ["--method", "repo", "--data.max_images_per_prompt", "1"],

@@ -76,7 +76,10 @@ def test_a_best_model_is_deleted_once_no_resume_can_need_it(kept, tmp_path):
     offer(kept, best(3, 0.2))
     assert there(tmp_path) == [2, 3]
     offer(kept, best(5, 0.3))
-    assert there(tmp_path) == [2, 5]  # a resume goes back to step 2, or to a later checkpoint, not to 3
+    assert there(tmp_path) == [
+        2,
+        5,
+    ]  # a resume goes back to step 2, or to a later checkpoint, not to 3
     kept.settle(4)
     assert there(tmp_path) == [2, 5]  # a resume from step 4 needs the best of the steps up to 4
     kept.settle(6)
@@ -159,7 +162,9 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_one(tmp_path, monkeypatc
 
 
 def test_it_is_beside_the_checkpoints_or_in_their_folder():
-    assert BestModel(pathlib.Path("runs/mine/checkpoints"), RUN).link == pathlib.Path("runs/mine/best")
+    assert BestModel(pathlib.Path("runs/mine/checkpoints"), RUN).link == pathlib.Path(
+        "runs/mine/best"
+    )
     # of several runs with folders like these, each has its own
     assert BestModel(pathlib.Path("ckpt/mine"), RUN).link == pathlib.Path("ckpt/mine/best")
 

@@ -35,7 +35,9 @@ def test_gpus_are_counted_as_openrlhf_reserves_them(flags, gpus):
     assert checks.gpus_needed(arguments.parse(["--preset", "tiny", *flags]).args) == gpus
 
 
-def test_fewer_cpus_than_gpus_are_given_or_counted_and_the_part_that_has_died_is_named(pretend_gpus, monkeypatch):
+def test_fewer_cpus_than_gpus_are_given_or_counted_and_the_part_that_has_died_is_named(
+    pretend_gpus, monkeypatch
+):
     ray_start.prepare()
     import ray
 
@@ -44,10 +46,16 @@ def test_fewer_cpus_than_gpus_are_given_or_counted_and_the_part_that_has_died_is
     monkeypatch.setattr("ray._private.utils.get_num_cpus", lambda: 1)
     pretend_gpus(2)
     given, one_cpu = [], functools.partial(ray_start.init, num_cpus=1, num_gpus=2)
-    monkeypatch.setattr(ray_start, "init", lambda num_cpus, **more: given.append(num_cpus) or one_cpu(**more))
+    monkeypatch.setattr(
+        ray_start, "init", lambda num_cpus, **more: given.append(num_cpus) or one_cpu(**more)
+    )
     try:
-        with pytest.raises(UsageError, match=r"^these flags need 3 GPUs, there are 1; .*--cpus-per-task"):
-            ray_session.start(arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"]))
+        with pytest.raises(
+            UsageError, match=r"^these flags need 3 GPUs, there are 1; .*--cpus-per-task"
+        ):
+            ray_session.start(
+                arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"])
+            )
         assert ray_start.places(2) == 1
         see_who_has_died(ray)
     finally:
@@ -80,7 +88,9 @@ def see_who_has_died(ray):
     crashed = "has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
     assert watching.find_dead(parts, 120) == f"rank 1 of the policy {on} {crashed}"
     ray.wait([broken.process.remote()], timeout=120)
-    assert watching.find_dead({"rank 0 of the policy": broken}) is None  # the exception of its constructor says more
+    assert (
+        watching.find_dead({"rank 0 of the policy": broken}) is None
+    )  # the exception of its constructor says more
 
 
 def test_a_cluster_is_that_of_ray_address_or_the_one_on_this_host_or_none(monkeypatch, tmp_path):
@@ -101,17 +111,26 @@ def test_a_cluster_that_is_gone_is_refused_at_once(monkeypatch):
         free.bind(("127.0.0.1", 0))
         gone = f"127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", gone)
-    with pytest.raises(UsageError, match=rf"^the Ray cluster at {gone} does not answer \(Connection refused\); start"):
+    with pytest.raises(
+        UsageError,
+        match=rf"^the Ray cluster at {gone} does not answer \(Connection refused\); start",
+    ):
         ray_session.RayStart(arguments.parse(["--preset", "tiny", "--estimator", "dbb"]))
 
 
 @pytest.mark.parametrize(("outputs", "flag"), [("runs", "--ckpt.path"), ("/out", "--store.url")])
-def test_nothing_is_written_into_the_copy_that_ray_makes_of_a_jobs_folder(monkeypatch, tmp_path, outputs, flag):
+def test_nothing_is_written_into_the_copy_that_ray_makes_of_a_jobs_folder(
+    monkeypatch, tmp_path, outputs, flag
+):
     copy = tmp_path / "working_dir_files/_ray_pkg_0123"
     copy.mkdir(parents=True)
     monkeypatch.chdir(copy)
-    settings = arguments.parse(["--preset", "tiny", *(f"--{each}={outputs}" for each in arguments.OUTPUTS)])
-    with pytest.raises(UsageError, match=f"^{flag} {copy}/.* is in Ray's temporary copy of the working directory"):
+    settings = arguments.parse(
+        ["--preset", "tiny", *(f"--{each}={outputs}" for each in arguments.OUTPUTS)]
+    )
+    with pytest.raises(
+        UsageError, match=f"^{flag} {copy}/.* is in Ray's temporary copy of the working directory"
+    ):
         checks.check(settings)
 
 
@@ -138,4 +157,6 @@ def test_the_launcher_is_refused_with_more_than_one_host(monkeypatch, capsys):
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "CROSS_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert train_grpo.main(["--estimator", "dbb"]) == 2
-    assert capsys.readouterr().err.startswith("error: the deepspeed launcher was given 2 hosts, but Ray places a")
+    assert capsys.readouterr().err.startswith(
+        "error: the deepspeed launcher was given 2 hosts, but Ray places a"
+    )

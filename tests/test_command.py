@@ -38,7 +38,11 @@ def as_json(capsys, store, *command):
 
 def facts(capsys, store, *command):
     """The lines "name: value" that a command prints."""
-    return dict(re.split(": +", line, maxsplit=1) for line in printed(capsys, store, *command)[1] if ": " in line)
+    return dict(
+        re.split(": +", line, maxsplit=1)
+        for line in printed(capsys, store, *command)[1]
+        if ": " in line
+    )
 
 
 def refused(capsys, *command):
@@ -54,7 +58,9 @@ def test_the_value_of_an_unknown_flag_is_not_taken_for_the_command(capsys):
     assert "unknown flag --hub_token" in error and "hunter2" not in error
 
 
-@pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - {"train"}), "lab replay", "evaluate compare"])
+@pytest.mark.parametrize(
+    "command", [*sorted(COMMANDS.keys() - {"train"}), "lab replay", "evaluate compare"]
+)
 def test_every_command_prints_its_help(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--help"])
@@ -86,14 +92,25 @@ def test_the_store_is_named_before_the_command_or_after_it(store, fill, capsys):
 
 def test_a_command_whose_extra_is_missing_names_it(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    stack = "needs the training stack, which pip alone cannot install: run bash scripts/setup_env.sh"
+    stack = (
+        "needs the training stack, which pip alone cannot install: run bash scripts/setup_env.sh"
+    )
     for argv in ("train", "evaluate --model x --benchmarks math500"):
         assert stack in refused(capsys, *argv.split())
 
 
 def test_train_reads_its_own_arguments(tmp_path):
     pytest.importorskip("openrlhf")
-    command = [sys.executable, "-m", "openrlhf_dbb", "--store.url", "sqlite:///x.db", "train", "--estimator", "nobody"]
+    command = [
+        sys.executable,
+        "-m",
+        "openrlhf_dbb",
+        "--store.url",
+        "sqlite:///x.db",
+        "train",
+        "--estimator",
+        "nobody",
+    ]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 2
@@ -107,10 +124,19 @@ def filled(store, fill):
     a, b, c = fill.prompts(store, 3)
     fill.step(old, 1, [a, b], [4, 1])
     new = fill.run(store, "new", config={"seed": 7, "actor": {"lr": 1e-6}})
-    new.warm_start(store, old.record, store.register_prompts(["prompt 0", "prompt 2"], ["0", "2"]), weight=0.5)
+    new.warm_start(
+        store, old.record, store.register_prompts(["prompt 0", "prompt 2"], ["0", "2"]), weight=0.5
+    )
     for step, successes in ((1, 0), (2, 2)):
         shared = {"discount": np.array([step / 3]), "prior": np.array([1.0, 2.0])}
-        fill.step(new, step, [c], [successes], shared=shared, probes=fill.probes([a, c], [128, 64], [100, 4]))
+        fill.step(
+            new,
+            step,
+            [c],
+            [successes],
+            shared=shared,
+            probes=fill.probes([a, c], [128, 64], [100, 4]),
+        )
     new.record_checkpoint(1, "global_step1")
     return store, (a, b, c)
 
@@ -120,14 +146,22 @@ def evaluated(store, fill, name, successes_by_step, **values):
     run, ids = fill.run(store, name, **values), np.sort(fill.prompts(store, 6))
     fill.train(run, ids, (1, 2))
     for step, successes in successes_by_step.items():
-        run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="tiny", config={})
+        run.record_evaluation(
+            step, "training", [fill.evaluation(ids, successes)], model="tiny", config={}
+        )
     return run, ids
 
 
 @pytest.fixture
 def two(store, fill):
     """Run "a", best at step 1, and "b", which is better at its end."""
-    evaluated(store, fill, "a", {0: [1, 0, 0, 1, 0, 1], 1: [2, 2, 2, 2, 2, 2], 2: [0, 1, 1, 2, 2, 0]}, method="grpo")
+    evaluated(
+        store,
+        fill,
+        "a",
+        {0: [1, 0, 0, 1, 0, 1], 1: [2, 2, 2, 2, 2, 2], 2: [0, 1, 1, 2, 2, 0]},
+        method="grpo",
+    )
     evaluated(store, fill, "b", {0: [1, 0, 0, 1, 0, 1], 2: [2, 4, 3, 4, 4, 3]}, method="grpo")
     return store
 
@@ -144,7 +178,10 @@ def test_runs_and_show_give_held_out_accuracy(two, fill, capsys):
         ["2", "b", "running", "12.5 -> 83.3 %", "2", "grpo+dbb", "48"],
         ["1", "a", "running", "12.5 -> 25.0 %", "2", "grpo+dbb", "48"],
     ]
-    for run, then in (("a", "50.0 % (best) at step 1 -> 25.0 % (last) at step 2"), ("b", "83.3 % (last) at step 2")):
+    for run, then in (
+        ("a", "50.0 % (best) at step 1 -> 25.0 % (last) at step 2"),
+        ("b", "83.3 % (last) at step 2"),
+    ):
         held_out = facts(capsys, two, "show", run)["held-out accuracy"]
         assert held_out == f"12.5 % (start) at step 0 -> {then}; 6 prompts x 4 samples"
 
@@ -177,7 +214,9 @@ def test_show_and_history_tell_questions_of_one_template_apart(store, fill, caps
     fill.step(fill.run(store), 1, ids, [1, 2, 3])
     lines = printed(capsys, store, "show")[1]
     assert [line.split("  ")[-1] for line in lines[-3:]] == ["9 + 1?", "8 + 1?", "7 + 1?"]
-    assert f"{ids[1]} (8 + 1?, label 9), " in refused(capsys, "history", "adds two", "--store.url", store.url)
+    assert f"{ids[1]} (8 + 1?, label 9), " in refused(
+        capsys, "history", "adds two", "--store.url", store.url
+    )
 
 
 def test_tables_of_prompts_show_where_the_texts_differ(store, fill, capsys):
@@ -194,15 +233,21 @@ def test_tables_of_prompts_show_where_the_texts_differ(store, fill, capsys):
     assert [line.split("  ")[-1] for line in lines[-5:]] == [
         "...八加二", "Who?", "...七加二", "...14 + 9 = ?", "...-13 + 9 = ?",
     ]  # fmt: skip
-    assert f"{ids[0]} (...-12 + 9 = ?, label )" in refused(capsys, "history", "arithmetic", "--store.url", store.url)
+    assert f"{ids[0]} (...-12 + 9 = ?, label )" in refused(
+        capsys, "history", "arithmetic", "--store.url", store.url
+    )
     # JSON has the whole texts.
     assert as_json(capsys, store, "show")["hardest"][0]["prompt"] == prompts[0]
 
 
-def test_times_have_a_zone_and_a_run_that_is_deleted_meanwhile_is_named(store, fill, capsys, monkeypatch):
+def test_times_have_a_zone_and_a_run_that_is_deleted_meanwhile_is_named(
+    store, fill, capsys, monkeypatch
+):
     run = fill.run(store)
     fill.step(run, 1, fill.prompts(store, 2), [0, 1])
-    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ; last step ", facts(capsys, store, "show")["started"])
+    assert re.match(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ; last step ", facts(capsys, store, "show")["started"]
+    )
     totals = progress(store, run.record)
     run.finish()
     store.delete_run(run.record)
@@ -224,7 +269,13 @@ def test_history_prints_the_visits_of_a_prompt_and_says_where_there_are_none(fil
         ["1", "4", "0", "0.5", "4.5", "0.1", "0.09"],
         ["2", "4", "2", "2.25", "4.25", "0.3462", "0.2263"],
     ]
-    assert printed(capsys, store, "history", str(a), "old")[1][-1].split()[:5] == ["1", "4", "4", "4.5", "0.5"]
+    assert printed(capsys, store, "history", str(a), "old")[1][-1].split()[:5] == [
+        "1",
+        "4",
+        "4",
+        "4.5",
+        "0.5",
+    ]
     assert "not visited in this run" in printed(capsys, store, "history", str(a))[0]
 
 
@@ -242,9 +293,17 @@ def test_runs_have_the_rollouts_and_tokens_that_a_mixed_group_costs(store, fill,
     fill.step(fill.run(store, "single"), 1, ids, [1, 0], rollouts=1)
     nothing = fill.usage(ids[:1], [0], informative=0, rescued=0)
     fill.step(fill.run(store, "zero"), 1, ids[:1], [0], usage=nothing)
-    names = ("rollouts", "filtered", "mixed_groups", "rollouts_per_mixed_group", "tokens_per_mixed_group")
+    names = (
+        "rollouts",
+        "filtered",
+        "mixed_groups",
+        "rollouts_per_mixed_group",
+        "tokens_per_mixed_group",
+    )
     names += ("zero_variance_share", "given_advantage_share")
-    assert {run["name"]: [run[name] for name in names] for run in as_json(capsys, store, "runs")} == {
+    assert {
+        run["name"]: [run[name] for name in names] for run in as_json(capsys, store, "runs")
+    } == {
         "b": [8, 4, 1, 8, 80, 0.5, 0],
         "a": [None] * 7,
         "c": [8, 0, 1, 8, 80, 0.5, 1],
@@ -276,7 +335,9 @@ def test_compare_names_the_better_of_two_models(two, fill, capsys):
 
 def test_compare_pairs_the_prompts_that_both_answered(two, fill, capsys):
     run, ids = evaluated(two, fill, "c", {})
-    run.record_evaluation(2, "training", [fill.evaluation(ids[2:5], [4, 4, 3], samples=8)], model="", config={})
+    run.record_evaluation(
+        2, "training", [fill.evaluation(ids[2:5], [4, 4, 3], samples=8)], model="", config={}
+    )
     tested = as_json(capsys, two, "compare", "a", "c")["held_out"]
     assert (tested["prompts"], tested["samples"], tested["steps"]) == (3, [4, 8], [2, 2])
     first, second = np.array([1, 2, 2]) / 4, np.array([4, 4, 3]) / 8
@@ -335,13 +396,22 @@ def test_a_terminal_of_100_columns_cuts_what_is_whole_in_a_pipe(two, fill, capsy
 
 
 @pytest.mark.parametrize("columns", [None, "100"])
-def test_texts_of_a_store_are_neither_markup_nor_control_characters(open_new, fill, capsys, monkeypatch, columns):
+def test_texts_of_a_store_are_neither_markup_nor_control_characters(
+    open_new, fill, capsys, monkeypatch, columns
+):
     if columns:
         for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", columns), ("NO_COLOR", "1")):
             monkeypatch.setenv(name, value)
     store = open_new("sqlite")
     for name in ("a [bold]", "b :smile:"):
-        run = fill.run(store, name, model=HOSTILE, method="[blink]x[/blink]", estimator="[/]", config={"n": HOSTILE})
+        run = fill.run(
+            store,
+            name,
+            model=HOSTILE,
+            method="[blink]x[/blink]",
+            estimator="[/]",
+            config={"n": HOSTILE},
+        )
         (prompt,) = store.register_prompts([HOSTILE + "x" * 500], [HOSTILE])
         fill.step(run, 1, [prompt], [4 if name[0] == "a" else 0])
     for command in (["runs"], ["show"], ["compare", "1", "2"], ["history", str(prompt)]):
@@ -366,7 +436,11 @@ def test_json_has_the_numbers_that_are_printed(two, fill, capsys):
     assert (new["held_out"], new["method"], new["rollouts"], new["mixed_groups"]) == (None,) * 4
     of_a = as_json(capsys, two, "show", "a")
     assert a.items() <= of_a.items() and of_a["configuration"] == {"seed": 7}
-    assert (of_a["progress"]["successes"], len(of_a["hardest"]), len(of_a["easiest"])) == (11 + 12, 5, 5)
+    assert (of_a["progress"]["successes"], len(of_a["hardest"]), len(of_a["easiest"])) == (
+        11 + 12,
+        5,
+        5,
+    )
     history = as_json(capsys, two, "history", "prompt 1", "a")
     assert (history["run"], history["prompt"], history["label"]) == ("a", "prompt 1", "1")
     assert [visit["step"] for visit in history["visits"]] == [1, 2]
@@ -377,13 +451,18 @@ def test_refusals_are_one_line_and_exit_2(store, fill, tmp_path, capsys):
     assert "there are no runs in " in refused(capsys, "show", *url)
     assert printed(capsys, store, "runs")[0] == f"no runs in {store.location}\n"
     run = fill.run(store)
-    assert facts(capsys, store, "show")["training"] == "none of the full reward, 0 rollouts in 0 visits"
+    assert (
+        facts(capsys, store, "show")["training"]
+        == "none of the full reward, 0 rollouts in 0 visits"
+    )
     fill.step(run, 1, fill.prompts(store, 2), [1, 2])
     assert "'nobody'" in refused(capsys, "show", "nobody", *url)
     assert "'9999'" in refused(capsys, "history", "9999", *url)
     assert "(prompt " in refused(capsys, "history", "prompt", *url)
     missing = tmp_path / "missing.db"
-    assert f"there is no store at {missing};" in refused(capsys, "runs", "--store.url", f"sqlite:///{missing}")
+    assert f"there is no store at {missing};" in refused(
+        capsys, "runs", "--store.url", f"sqlite:///{missing}"
+    )
     assert not missing.exists()
 
 

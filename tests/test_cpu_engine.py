@@ -24,10 +24,16 @@ def engine(request):
 
         from openrlhf_dbb.platform.cpu_engine import InProcessEngine
 
-        arguments = {"model": str(tiny.prepare(tiny.default_folder()).model), "max_model_len": 64, "seed": 1}
+        arguments = {
+            "model": str(tiny.prepare(tiny.default_folder()).model),
+            "max_model_len": 64,
+            "seed": 1,
+        }
         arguments |= {"enforce_eager": True, "distributed_executor_backend": "uni"}
         arguments["dtype"] = getattr(request, "param", "float32")
-        patch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM puts another function there
+        patch.setattr(
+            torch, "set_num_threads", torch.set_num_threads
+        )  # vLLM puts another function there
         torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late in this process
         yield InProcessEngine(EngineArgs(**cpu.engine_arguments(arguments)))
         cleanup_dist_env_and_memory()
@@ -125,11 +131,16 @@ async def greedy(engine, name, tokens, count):
     """Return the tokens that follow these with the current weights."""
     assert await engine.reset_prefix_cache()  # of other weights
     prompt = {"prompt_token_ids": tokens}
-    [answer] = [each async for each in engine.generate(prompt, params(temperature=0, max_tokens=count), name)]
+    [answer] = [
+        each
+        async for each in engine.generate(prompt, params(temperature=0, max_tokens=count), name)
+    ]
     return answer.outputs[0].token_ids
 
 
-def test_weights_that_change_in_a_pause_give_the_tokens_after_it_and_none_before(engine, monkeypatch):
+def test_weights_that_change_in_a_pause_give_the_tokens_after_it_and_none_before(
+    engine, monkeypatch
+):
     prompt, made, step = PROMPT["prompt_token_ids"], [], engine._engine.step
     monkeypatch.setattr(engine._engine, "step", lambda: made.append(1) or step())
 
@@ -173,7 +184,9 @@ def test_a_request_that_vllm_refuses_fails_alone(engine):
     assert answer.finished
 
 
-@pytest.mark.parametrize(("engine", "shared"), [("float32", 48), ("bfloat16", 32)], indirect=["engine"])
+@pytest.mark.parametrize(
+    ("engine", "shared"), [("float32", 48), ("bfloat16", 32)], indirect=["engine"]
+)
 def test_a_group_s_prompt_is_computed_once_but_for_its_last_block(engine, shared, monkeypatch):
     scheduler, sizes = engine._engine.engine_core.engine_core.scheduler, []
     schedule = scheduler.schedule
@@ -209,13 +222,17 @@ def test_norms_are_vllm_s_to_the_rounding_of_bfloat16(engine):
         layer = worker.get_model().model.layers[0].input_layernorm
         x, residual = torch.randn(2, 5, layer.hidden_size).bfloat16()
         alone = [norm(x.clone()) for norm in (layer, layer.forward_native)]
-        summed = [norm(x.clone(), residual.clone()) for norm in (layer, layer.forward_native)]  # both in place
+        summed = [
+            norm(x.clone(), residual.clone()) for norm in (layer, layer.forward_native)
+        ]  # both in place
         return layer._forward_method.__name__, [alone, *zip(*summed, strict=True)]
 
     [(name, pairs)] = asyncio.run(engine.collective_rpc(both))
     assert name == "_normed"
     for mine, theirs in pairs:
-        torch.testing.assert_close(mine, theirs, rtol=2**-6, atol=0)  # the operations of torch round twice
+        torch.testing.assert_close(
+            mine, theirs, rtol=2**-6, atol=0
+        )  # the operations of torch round twice
 
 
 def test_a_failed_step_fails_every_request_that_waits_and_every_later_one(engine, monkeypatch):
@@ -229,7 +246,9 @@ def test_a_failed_step_fails_every_request_that_waits_and_every_later_one(engine
 
     async def ask(*names):
         async with asyncio.timeout(10):
-            return await asyncio.gather(*(answers(engine, name, n=2) for name in names), return_exceptions=True)
+            return await asyncio.gather(
+                *(answers(engine, name, n=2) for name in names), return_exceptions=True
+            )
 
     for names in (("one", "two", "three"), ("later",)):
         failures = asyncio.run(ask(*names))

@@ -47,7 +47,12 @@ LOGS = f"runs/{NAME}/tensorboard/{NAME}"
 TRAINING = ["--estimator", "dbb", "--run_name", NAME]
 EAGER = ["--vllm.enforce_eager"]
 PROBES = ["--probe.fraction", "0.1", "--probe.samples", "8"]
-PACKED = ["--ds.packing_samples", "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "2048"]
+PACKED = [
+    "--ds.packing_samples",
+    "--train.dynamic_batch_enable",
+    "--train.max_tokens_per_gpu",
+    "2048",
+]
 SLEEP = ["--vllm.enable_sleep", "--ds.enable_sleep"]
 TOGETHER, APART = "--train.colocate_all", "--no-train.colocate_all"
 
@@ -61,7 +66,10 @@ def on_gpus(ranks, engines, *more):
 # name: GPUs, flags; what most people use first, since a machine may be lent for minutes
 WAYS = {
     # What the presets "default" and "qwen3-*" have together: torch.compile, CUDA graphs, and models that take turns.
-    "graphs_sleep": (1, ["--no-vllm.enforce_eager", *SLEEP, TOGETHER, "--vllm.gpu_memory_utilization", "0.7"]),
+    "graphs_sleep": (
+        1,
+        ["--no-vllm.enforce_eager", *SLEEP, TOGETHER, "--vllm.gpu_memory_utilization", "0.7"],
+    ),
     # Adapters have to move further than all weights to be told from old ones.
     "lora": (1, [*EAGER, TOGETHER, "--ds.lora.rank", "8", "--actor.adam.lr", "3e-3"]),
     "packed": (1, [*EAGER, *PACKED]),
@@ -103,8 +111,16 @@ def peak(tmp_path, record_property):
     if shutil.which("nvidia-smi") is None:
         yield
         return
-    look_again = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=500"]
-    with open(tmp_path / "memory", "w+") as seen, subprocess.Popen(look_again, stdout=seen) as looking:
+    look_again = [
+        "nvidia-smi",
+        "--query-gpu=memory.used",
+        "--format=csv,noheader,nounits",
+        "--loop-ms=500",
+    ]
+    with (
+        open(tmp_path / "memory", "w+") as seen,
+        subprocess.Popen(look_again, stdout=seen) as looking,
+    ):
         yield
         looking.kill()
         seen.seek(0)
@@ -135,7 +151,9 @@ def test_machine(record_property):
     packages = sorted(f"{each.name} {each.version}" for each in importlib.metadata.distributions())
     facts = {
         "GPU": host.look().describe(),
-        "driver": subprocess.getoutput("nvidia-smi --query-gpu=driver_version --format=csv,noheader"),
+        "driver": subprocess.getoutput(
+            "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
+        ),
         "CUDA of torch": host.torch_cuda(),
         "commit": subprocess.getoutput(f"git -C {ROOT} describe --always --dirty"),
         "processors": os.cpu_count(),
@@ -185,7 +203,9 @@ def test_attention(name, gpus, record_property):
         pytest.skip("rehearsal: its kernels need a GPU")
     if reason := cuda.unavailable(name, gpus):
         pytest.skip(reason)
-    done = subprocess.run([sys.executable, "-c", ATTENTION, name], capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        [sys.executable, "-c", ATTENTION, name], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
     assert done.returncode == 0, tail(done.stderr)
     difference, rounding = map(float, done.stdout.splitlines()[-2:])
     record_property("largest difference", difference)
@@ -198,7 +218,9 @@ def run(train, folder, *flags):
     try:
         done = train(folder, *TRAINING, *flags, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as late:
-        said = tail(*((output or b"").decode(errors="replace") for output in (late.stdout, late.stderr)))
+        said = tail(
+            *((output or b"").decode(errors="replace") for output in (late.stdout, late.stderr))
+        )
         pytest.fail(f"not done after {TIMEOUT_S} s: {said}")
     assert done.returncode == 0, tail(done.stdout, done.stderr)
 
@@ -211,15 +233,23 @@ def check(folder, record_property, most_kl):
     # Rounding gives a divergence of about 0.001, weights of the step before about 0.02. The median counts, because one
     # token of very small probability can dominate the estimate of a step.
     divergence = np.abs(values["train/vllm_kl"])
-    record_property("vllm_kl", f"{np.median(divergence):.2g} (median; largest {divergence.max():.2g})")
-    assert len(divergence) == STEPS and np.median(divergence) < most_kl, divergence.round(5).tolist()
+    record_property(
+        "vllm_kl", f"{np.median(divergence):.2g} (median; largest {divergence.max():.2g})"
+    )
+    assert len(divergence) == STEPS and np.median(divergence) < most_kl, divergence.round(
+        5
+    ).tolist()
     check_posteriors(folder, STEPS)
-    visits = query(folder, "SELECT count(*), sum(rollouts) FROM posterior_history GROUP BY prompt_id")
+    visits = query(
+        folder, "SELECT count(*), sum(rollouts) FROM posterior_history GROUP BY prompt_id"
+    )
     assert visits == [(PASSES, PASSES * SAMPLES)] * PROMPTS
     evaluated = query(folder, "SELECT step, accuracy FROM evaluations ORDER BY step")
     record_property("accuracy", " -> ".join(f"{100 * accuracy:.1f} %" for _, accuracy in evaluated))
     assert [step for step, _ in evaluated] == [0, 3, 6]
-    assert all(0.1 < accuracy < 0.9 for _, accuracy in evaluated), evaluated  # the tiny model begins at about 40 %
+    assert all(0.1 < accuracy < 0.9 for _, accuracy in evaluated), (
+        evaluated
+    )  # the tiny model begins at about 40 %
     texts = "SELECT json_group_array(text) FROM rollouts WHERE step = 1 GROUP BY prompt_id"
     check_groups([json.loads(group) for (group,) in query(folder, texts)], BATCH)
 
@@ -245,7 +275,9 @@ def check_way(gpus, train, rehearse, tmp_path, record_property):
         check(tmp_path, record_property, 0.05 if "--train.async_enable" in flags else 0.005)
         if "--probe.fraction" in flags:
             assert query(tmp_path, "SELECT DISTINCT samples FROM probes") == [(8,)]
-            assert set(query(tmp_path, "SELECT count(*) FROM probes GROUP BY prompt_id")) == {(PASSES,)}
+            assert set(query(tmp_path, "SELECT count(*) FROM probes GROUP BY prompt_id")) == {
+                (PASSES,)
+            }
         if "--train.async_enable" in flags:
             ((late, latest),) = query(tmp_path, "SELECT avg(lag), max(lag) FROM posterior_history")
             record_property("mean lag", f"{late:.2f}")
@@ -275,7 +307,9 @@ def test_evaluate(gpus, tmp_path, record_property):
         "--name", NAME, "--limit", "32", "--runs", "1", "--n", SAMPLES, "--temperature", "1", "--max_new_tokens", "10",
         "--gpu_memory_utilization", "0.3",
     )  # fmt: skip
-    rows = [json.loads(line) for line in (tmp_path / "evaluations" / NAME / "responses.jsonl").open()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "evaluations" / NAME / "responses.jsonl").open()
+    ]
     accuracy = np.mean([row["scores"] for row in rows])
     record_property("accuracy", f"{100 * accuracy:.1f} %")
     assert 0.1 < accuracy < 0.9
@@ -284,9 +318,13 @@ def test_evaluate(gpus, tmp_path, record_property):
 
 def test_trl(gpus, tmp_path, monkeypatch):
     pytest.importorskip("trl", reason="needs TRL")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
+    monkeypatch.setenv(
+        "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    )
     call(tmp_path, ROOT / "examples/trl_grpo.py", "--epochs", "1")
-    assert query(tmp_path, "SELECT name, status, last_step FROM dbb_run", "trl_grpo.db") == [("trl", "finished", 16)]
+    assert query(tmp_path, "SELECT name, status, last_step FROM dbb_run", "trl_grpo.db") == [
+        ("trl", "finished", 16)
+    ]
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != DEFAULT])
@@ -313,7 +351,15 @@ def test_real_vocabulary_at_full_length(gpus, train, rehearse, tmp_path, record_
         "--rollout.max_new_tokens", str(LONGEST),
     ]  # fmt: skip
     rehearse(1, [*TRAINING, *full])
-    short = ["--preset", "default", *flags, "--data.max_len", "64", "--rollout.max_new_tokens", "32"]
+    short = [
+        "--preset",
+        "default",
+        *flags,
+        "--data.max_len",
+        "64",
+        "--rollout.max_new_tokens",
+        "32",
+    ]
     run(train, tmp_path, *(full if gpus else short))
     lengths = [length for (length,) in query(tmp_path, "SELECT length FROM rollouts")]
     assert (len(lengths), np.median(lengths)) == (64, LONGEST if gpus else 32)
@@ -337,7 +383,11 @@ def test_resume_after_a_kill(gpus, tmp_path, record_property):
         command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *TRAINING, *flags]
         driver = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
         wait_for_step(tmp_path, 3, driver, wait_s=TIMEOUT_S)
-        started = [each for each in psutil.Process(driver.pid).children(recursive=True) if not is_agent(each)]
+        started = [
+            each
+            for each in psutil.Process(driver.pid).children(recursive=True)
+            if not is_agent(each)
+        ]
         driver.kill()
         driver.wait()
     began = time.monotonic()
@@ -347,7 +397,9 @@ def test_resume_after_a_kill(gpus, tmp_path, record_property):
             time.sleep(0.1)
         record_property("actors gone", f"{time.monotonic() - began:.1f} s after the kill")
         assert 3 <= last_step(tmp_path) < 12
-        call(tmp_path, "-m", "openrlhf_dbb.cli.train_grpo", "--estimator", "dbb", *flags, "--resume")
+        call(
+            tmp_path, "-m", "openrlhf_dbb.cli.train_grpo", "--estimator", "dbb", *flags, "--resume"
+        )
     finally:
         for process in filter(alive, started):
             process.kill()

@@ -52,7 +52,9 @@ def by_evaluate(file):
 
 def by_import(file, capsys):
     url = f"sqlite:///{file}.db"
-    code = main(["import", str(file), "--run_name", "log", "--store.url", url, "--step_key", "step"])
+    code = main(
+        ["import", str(file), "--run_name", "log", "--store.url", url, "--step_key", "step"]
+    )
     said = capsys.readouterr().err
     if code:
         raise Refused(said)
@@ -65,7 +67,12 @@ def by_verl(file):
     columns = parquet.read_table(file).to_pydict()
     rows = zip(columns["prompt"], columns["label"], strict=True)
     return set(
-        integration.keys_of([{"raw_prompt": prompt, "reward_model": {"ground_truth": label}} for prompt, label in rows])
+        integration.keys_of(
+            [
+                {"raw_prompt": prompt, "reward_model": {"ground_truth": label}}
+                for prompt, label in rows
+            ]
+        )
     )
 
 
@@ -125,12 +132,19 @@ def door(request, capsys, model):
     return by_name[request.param]
 
 
-every_door = pytest.mark.parametrize("door", ["train", "evaluate", "import", "TRL", "verl"], indirect=True)
+every_door = pytest.mark.parametrize(
+    "door", ["train", "evaluate", "import", "TRL", "verl"], indirect=True
+)
 
 
 def table(folder, prompts, labels):
     """A Parquet file with these columns, and the step and rewards of a log."""
-    rows = {"prompt": prompts, "label": labels, "step": [1] * len(prompts), "reward": [1.0, 0.0] * (len(prompts) // 2)}
+    rows = {
+        "prompt": prompts,
+        "label": labels,
+        "step": [1] * len(prompts),
+        "reward": [1.0, 0.0] * (len(prompts) // 2),
+    }
     file = folder / "data.parquet"
     parquet.write_table(pa.table(rows), file)
     return file
@@ -179,9 +193,16 @@ def test_missing_values_of_pandas_are_no_label():
 
 
 def test_binary_columns_of_prompts_rates_and_sources_are_texts(tmp_path):
-    columns = {"prompt": [b"a", b"b"], "label": [b"1", b"2"], "rate": [b"1/2", b"3/4"], "of": [b"x", b"y"]}
+    columns = {
+        "prompt": [b"a", b"b"],
+        "label": [b"1", b"2"],
+        "rate": [b"1/2", b"3/4"],
+        "of": [b"x", b"y"],
+    }
     parquet.write_table(pa.table(columns), tmp_path / "data.parquet")
-    args = arguments(tmp_path / "data.parquet", input_key="prompt", pass_rate_key="rate", group_key="of")
+    args = arguments(
+        tmp_path / "data.parquet", input_key="prompt", pass_rate_key="rate", group_key="of"
+    )
     loaded = data.load(args, strategy(args), data.TRAINING)
     chosen = data.choose(loaded, args, strategy(args), Words())
     assert (chosen.texts, chosen.labels, chosen.sources) == (["a", "b"], ["1", "2"], ["x", "y"])
@@ -190,7 +211,9 @@ def test_binary_columns_of_prompts_rates_and_sources_are_texts(tmp_path):
 
 @every_door
 def test_bytes_that_are_no_text_are_refused(door, tmp_path):
-    with pytest.raises((Refused, ValueError), match=r"label is the bytes b'\\xff', which are not UTF-8"):
+    with pytest.raises(
+        (Refused, ValueError), match=r"label is the bytes b'\\xff', which are not UTF-8"
+    ):
         door(table(tmp_path, ["a", "b"], [b"12", b"\xff"]))
 
 
@@ -202,7 +225,9 @@ def test_a_label_that_no_verifier_can_use_is_refused_by_train_and_stored_as_json
     file = table(tmp_path, ["a", "b"], [label, label])
     name = request.node.callspec.params["door"]
     if name == "train" or (name == "evaluate" and not isinstance(label, list)):
-        with pytest.raises(Refused, match=f"its label is a {type(label).__name__}; write it as text"):
+        with pytest.raises(
+            Refused, match=f"its label is a {type(label).__name__}; write it as text"
+        ):
             door(file)
     else:
         first_entry = name == "evaluate"  # as the benchmarks of the hub have it
@@ -239,7 +264,9 @@ def test_the_text_of_a_prompt(prompt, text):
     assert prompt_text(prompt) == text
 
 
-@pytest.mark.parametrize("prompt", [None, 7, math.nan, {"role": "user"}, ["a"], said([{"image": b"x"}]), b"\xff"])
+@pytest.mark.parametrize(
+    "prompt", [None, 7, math.nan, {"role": "user"}, ["a"], said([{"image": b"x"}]), b"\xff"]
+)
 def test_what_is_no_prompt_is_refused(prompt):
     with pytest.raises(ValueError, match=r"^a prompt"):
         prompt_text(prompt)
@@ -250,7 +277,9 @@ def test_text_parts_of_a_message_are_its_text(door, tmp_path, request):
     file = table(tmp_path, [said(PARTS), said([PARTS[0]])], ["2", "1"])
     name = request.node.callspec.params["door"]
     if name == "train":
-        with pytest.raises(Refused, match=r"the prompts are messages; give --data.apply_chat_template"):
+        with pytest.raises(
+            Refused, match=r"the prompts are messages; give --data.apply_chat_template"
+        ):
             door(file)
         expected = {("1 + 1 Answer:", "2"), ("1 + Answer:", "1")}
         assert by_train(file, apply_chat_template=True) == expected
@@ -265,20 +294,26 @@ def test_text_parts_of_a_message_are_its_text(door, tmp_path, request):
 def test_a_prompt_with_two_labels_is_refused_and_blanks_make_no_other_label(door, tmp_path):
     file = table(tmp_path, ["a", "b", "a", "a"], ["1", "2", " 1", "3"])
     with pytest.raises(
-        Refused, match=r"1 of 4 rows .* row 4: its label is '3', but the same prompt in .*row 1 has '1'"
+        Refused,
+        match=r"1 of 4 rows .* row 4: its label is '3', but the same prompt in .*row 1 has '1'",
     ):
         door(file)
     assert len(door(table(tmp_path, ["a", "b", "a", "b"], ["1", "2", " 1", "2"]))) == 3
 
 
 def test_equal_pairs_are_one_prompt_of_an_own_loop_too(tmp_path):
-    with Posteriors.create(f"{tmp_path}/a.db", "own", ["a", "b", "a"], ["1", "2", "1"]) as posteriors:
+    with Posteriors.create(
+        f"{tmp_path}/a.db", "own", ["a", "b", "a"], ["1", "2", "1"]
+    ) as posteriors:
         assert set(posteriors.prompt_ids) == {("a", "1"), ("b", "2")}
 
 
 # ---- Files
 
-LOG = [{"prompt": prompt, "label": "7.0", "step": 1, "reward": reward} for prompt, reward in (("a", 1), ("b", 0))]
+LOG = [
+    {"prompt": prompt, "label": "7.0", "step": 1, "reward": reward}
+    for prompt, reward in (("a", 1), ("b", 0))
+]
 LINES = "".join(json.dumps(row) + "\n" for row in LOG)
 TABLE = "prompt,label,step,reward\na,7.0,1,1\nb,7.0,1,0\n"
 FILES = {
@@ -298,7 +333,10 @@ FILES |= {
     "b.jsonl": lzma.compress(LINES.encode()),
 }
 BROKEN = {
-    "semicolon.csv": (TABLE.replace(",", ";").encode(), "its header has no ',', but ';'; save it with commas"),
+    "semicolon.csv": (
+        TABLE.replace(",", ";").encode(),
+        "its header has no ',', but ';'; save it with commas",
+    ),
     "excel.csv": (f"sep=;\n{TABLE.replace(',', ';')}".encode(), "has no ',', but ';'"),
     "tab.csv": (TABLE.replace(",", "\t").encode(), r"but '.+t'; name the file .tsv"),
     "comma.tsv": (TABLE.encode(), "but ','; name the file .csv"),
@@ -307,7 +345,10 @@ BROKEN = {
     "broken.jsonl.xz": (lzma.compress(LINES.encode())[:20] + b"x" * 60, "broken.jsonl.xz"),
     "a.zip.jsonl": (b"PK\x03\x04123", "it is packed by zip; unpack it"),
     "utf16.csv": (TABLE.encode("utf-16"), "it is in UTF-16; convert it: iconv -f UTF-16 -t UTF-8"),
-    "latin.csv": (TABLE.replace("a,", "é,").encode("latin-1"), "can't decode byte 0xe9 .* convert it to UTF-8"),
+    "latin.csv": (
+        TABLE.replace("a,", "é,").encode("latin-1"),
+        "can't decode byte 0xe9 .* convert it to UTF-8",
+    ),
     "zstd.jsonl": (b"(\xb5/\xfd123", "it is packed by zstd; unpack it"),
     "cut.jsonl.gz": (gzip.compress(LINES.encode())[:-9], "end-of-stream|ended before"),
 }
@@ -346,7 +387,9 @@ def test_names_of_columns_with_blanks_are_quoted(door, tmp_path):
 
 def test_files_of_other_kinds_and_folders_with_commas_are_named(tmp_path):
     (tmp_path / "notes.txt").write_text(LINES)
-    with pytest.raises(Refused, match=r"notes.txt: files of this kind are not read; give .json, .jsonl"):
+    with pytest.raises(
+        Refused, match=r"notes.txt: files of this kind are not read; give .json, .jsonl"
+    ):
         by_train(tmp_path / "notes.txt")
     (tmp_path / "a,b").mkdir()
     with pytest.raises(Refused, match="a comma parts data sets; rename the folder"):
@@ -384,7 +427,11 @@ TWICE = [
         '{"prompt": "a", "label": "1", "label": "2", "step": 1, "reward": 1}\n',
         "line 1.*'label' is there twice",
     ),
-    ("a.json", '[{"prompt": "a", "prompt": "b", "label": "1", "step": 1, "reward": 1}]', "'prompt' is there twice"),
+    (
+        "a.json",
+        '[{"prompt": "a", "prompt": "b", "label": "1", "step": 1, "reward": 1}]',
+        "'prompt' is there twice",
+    ),
     ("a.csv", "prompt,label,label,step,reward\na,1,2,1,1\n", "'label' is there twice"),
 ]
 
@@ -400,7 +447,9 @@ def test_a_column_that_is_there_twice_is_refused(door, tmp_path, name, content, 
 @pytest.mark.parametrize("door", ["train", "evaluate", "import"], indirect=True)
 def test_a_parquet_file_with_a_column_twice_or_no_rows_is_refused_in_one_line(door, tmp_path):
     names = ["prompt", "label", "label", "step", "reward"]
-    parquet.write_table(pa.table([["a"], ["1"], ["2"], [1], [1.0]], names=names), tmp_path / "twice.parquet")
+    parquet.write_table(
+        pa.table([["a"], ["1"], ["2"], [1], [1.0]], names=names), tmp_path / "twice.parquet"
+    )
     with pytest.raises(Refused, match=r"'label' is there twice") as refused:
         door(tmp_path / "twice.parquet")
     assert "\n" not in str(refused.value).strip()
@@ -436,14 +485,18 @@ def test_a_message_without_a_text_is_refused_as_a_prompt_without_one(tmp_path, c
 @pytest.mark.parametrize("name", ["data.parquet", "data.jsonl"])
 def test_an_empty_column_is_named_as_empty(tmp_path, name):
     table(tmp_path, ["a", "b"], [None, None])
-    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "label": null}\n{"prompt": "b", "label": null}\n')
+    (tmp_path / "data.jsonl").write_text(
+        '{"prompt": "a", "label": null}\n{"prompt": "b", "label": null}\n'
+    )
     with pytest.raises(Refused, match=r"column 'label' \(--data.label_key\) is empty"):
         by_train(tmp_path / name)
 
 
 @pytest.mark.parametrize("door", ["train", "evaluate", "import", "TRL"], indirect=True)
 def test_a_number_of_32_bits_is_its_shortest_decimal(door, tmp_path):
-    file = table(tmp_path, ["a", "b", "c", "d"], pa.array([0.1, 7.0, 1e-7, 33554432.0], pa.float32()))
+    file = table(
+        tmp_path, ["a", "b", "c", "d"], pa.array([0.1, 7.0, 1e-7, 33554432.0], pa.float32())
+    )
     assert door(file) == {("a", "0.1"), ("b", "7"), ("c", "0.0000001"), ("d", "33554432")}
 
 
@@ -461,7 +514,9 @@ def test_what_python_alone_reads_as_a_number_is_none(number, tmp_path, capsys):
     for column in ("reward", "step"):
         row = json.dumps({"prompt": "a", "label": "1", "step": 1, "reward": 1} | {column: number})
         (tmp_path / "log.jsonl").write_text(row)
-        with pytest.raises(Refused, match=rf"line 1: {column} .*is not a number; write a number in the digits"):
+        with pytest.raises(
+            Refused, match=rf"line 1: {column} .*is not a number; write a number in the digits"
+        ):
             by_import(tmp_path / "log.jsonl", capsys)
     assert isinstance(pass_rate(f"{number}/2000", None, ""), str)
 
@@ -484,6 +539,8 @@ def test_a_decimal_is_a_number_with_blanks_around_it_too(number, value):
 
 @pytest.mark.parametrize("step", [True, "true", "nan", "1.5", "-1", 10**400])
 def test_what_is_no_whole_number_is_no_step(step, tmp_path, capsys):
-    (tmp_path / "log.jsonl").write_text(json.dumps({"prompt": "a", "label": "1", "step": step, "reward": 1}))
+    (tmp_path / "log.jsonl").write_text(
+        json.dumps({"prompt": "a", "label": "1", "step": step, "reward": 1})
+    )
     with pytest.raises(Refused, match=r"line 1: step .*is not"):
         by_import(tmp_path / "log.jsonl", capsys)

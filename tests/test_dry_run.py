@@ -33,7 +33,9 @@ PROMPTS = 64  # of the tiny task
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
-    monkeypatch.setattr("openrlhf_dbb.driver.ray_session.RayStart", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr(
+        "openrlhf_dbb.driver.ray_session.RayStart", lambda _: pytest.fail("Ray was started")
+    )
 
 
 @pytest.fixture
@@ -92,17 +94,28 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
     assert has(lines, "- preset tiny: ")
     assert re.search(rf"\b512 of 512 prompts .*{folder}/train.jsonl", plan["data"])
     assert re.search(r"\b16384 rollouts: 512 prompts x 8 samples x 4 episodes", plan["budget"])
-    assert re.search(rf"\b128 prompts .*{folder}/heldout.jsonl.*\b8 samples.*\b16 steps", plan["held-out"])
+    assert re.search(
+        rf"\b128 prompts .*{folder}/heldout.jsonl.*\b8 samples.*\b16 steps", plan["held-out"]
+    )
     assert re.search(rf"\bmine .*new.* {re.escape(str(tmp_path))}/openrlhf_dbb.db", plan["run"])
 
 
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        (["--actor.model_name_or_path", "./none"], "--actor.model_name_or_path ./none: .*no such folder"),
+        (
+            ["--actor.model_name_or_path", "./none"],
+            "--actor.model_name_or_path ./none: .*no such folder",
+        ),
         (["--dbb.discount", "0.9"], "--dbb.discount is not read .*plain and point; leave it out"),
-        (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be read"),
-        (["--data.apply_chat_template"], "--data.apply_chat_template: .*--actor.model_name_or_path"),
+        (
+            ["--data.prompt_dataset", "/no/such.jsonl"],
+            "--data.prompt_dataset /no/such.jsonl cannot be read",
+        ),
+        (
+            ["--data.apply_chat_template"],
+            "--data.apply_chat_template: .*--actor.model_name_or_path",
+        ),
         (["--reward.remote_url", "none.py"], 'none.py returned None; return .*"rewards"'),
         (["--preset", "own.toml"], "--data.input_template 'Q: ': .*no {}"),
         (["--data.input_template", "{{}}"], "--data.input_template '{{}}': .*no {}"),
@@ -111,7 +124,10 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
         (["--resume", "nobody"], "--resume nobody: .*no database FOLDER/openrlhf_dbb.db"),
         (["--resume"], "--resume: .*no database FOLDER/openrlhf_dbb.db"),
         (["--resume", "nobody", "--store.url", "runs.db"], "no run 'nobody' in FOLDER/runs.db"),
-        (["--resume", "done", "--store.url", "runs.db"], "--resume done: .*finished at step 0; .*--warm_start done"),
+        (
+            ["--resume", "done", "--store.url", "runs.db"],
+            "--resume done: .*finished at step 0; .*--warm_start done",
+        ),
         (["--warm_start", "x", "--warm_start_url", "runs.db"], "no run 'x'"),
         (["--store.url", "runs.db"], "--run_name mine: .*FOLDER/runs.db; give another name"),
         (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
@@ -139,7 +155,9 @@ def test_a_start_is_refused_in_one_line(dry_run, own, tmp_path, argv, problem):
         ("base/config.json", {"auto_map": {"AutoModelForCausalLM": "brought.Model"}}),
     ],
 )
-def test_the_code_that_a_model_brings_along_runs_only_where_that_is_asked_for(dry_run, own, tmp_path, file, values):
+def test_the_code_that_a_model_brings_along_runs_only_where_that_is_asked_for(
+    dry_run, own, tmp_path, file, values
+):
     model = tmp_path / "model"
     path = model / file
     path.parent.mkdir(exist_ok=True)
@@ -147,7 +165,9 @@ def test_the_code_that_a_model_brings_along_runs_only_where_that_is_asked_for(dr
     path.write_text(json.dumps(settings | values))
     (model / "brought.py").write_text("raise RuntimeError('code has run')")
     if file == "base/config.json":
-        (model / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(path.parent)}))
+        (model / "adapter_config.json").write_text(
+            json.dumps({"base_model_name_or_path": str(path.parent)})
+        )
     refused = f"{re.escape(str(model))} .*{re.escape(str(path))}.*--trust"
     [line] = dry_run(*own)
     assert re.search(f"^error: --actor.model_name_or_path {refused}", line), line
@@ -167,7 +187,9 @@ def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_bat
     assert has(lines, r"^ \* --train.batch_size 64 .*half.* paper: 512")
     assert has(lines, "--ckpt.save_steps 10 .*a tenth of the run.* 10 steps")
     assert has(lines, "--eval.steps 1 .*a tenth of the run")
-    assert has(dry_run(*own, "--train.num_episodes", "100"), "--ckpt.save_steps 40 .*a tenth of the run")
+    assert has(
+        dry_run(*own, "--train.num_episodes", "100"), "--ckpt.save_steps 40 .*a tenth of the run"
+    )
 
 
 def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_path):
@@ -177,7 +199,9 @@ def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_pat
         with store.database.transaction(write=True) as connection:  # of another host
             connection.execute(text("UPDATE dbb_run SET owner_host = 'elsewhere'"))
     [line] = dry_run(*own, "--resume", "mine")
-    assert re.search("^error: run 'mine' is owned by process .* on elsewhere.*--store.take_over", line), line
+    assert re.search(
+        "^error: run 'mine' is owned by process .* on elsewhere.*--store.take_over", line
+    ), line
     lines = dry_run(*own, "--resume", "mine", "--store.take_over")
     assert has(lines, rf"^run +mine .*after step 0\b.* {re.escape(str(tmp_path))}/openrlhf_dbb.db")
     with storage.open_store("openrlhf_dbb.db") as store:
@@ -187,7 +211,9 @@ def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_pat
 def test_a_plan_that_measures_no_held_out_accuracy_is_warned_about(dry_run, own):
     assert not has(dry_run(*own), "^warning: ")
     lines = dry_run(*own, "--eval.steps", "-1")
-    assert has(lines, "^warning: held-out accuracy is not measured.*--eval.dataset and --eval.steps")
+    assert has(
+        lines, "^warning: held-out accuracy is not measured.*--eval.dataset and --eval.steps"
+    )
 
 
 def test_the_models_chat_template_is_applied_unless_told_otherwise(dry_run, own, tmp_path):
@@ -197,7 +223,11 @@ def test_the_models_chat_template_is_applied_unless_told_otherwise(dry_run, own,
     (tmp_path / "model/chat_template.jinja").write_text(template)
     assert has(dry_run(*own), f"{applied} .*the model has a chat template")
     sizes = ["--rollout.n_samples_per_prompt", "8", "--estimator", "dbb"]
-    for more in (["--no-data.apply_chat_template"], ["--data.input_template", "{}="], ["--preset", "none"]):
+    for more in (
+        ["--no-data.apply_chat_template"],
+        ["--data.input_template", "{}="],
+        ["--preset", "none"],
+    ):
         assert not has(dry_run(*own, *sizes, *more), applied)
 
 
@@ -230,10 +260,15 @@ def test_arguments_of_the_chat_template_reach_every_prompt(dry_run, thinking, mo
     flag = no_thoughts('{"enable_thinking":false}')
     prepared = prepare.prepare(arguments.parse([*thinking, *flag]), None)
     assert prepared.prompts.texts == [text + "0" for text in plain.prompts.texts]
-    assert prepared.benchmarks["own"].texts == [text + "0" for text in plain.benchmarks["own"].texts]
+    assert prepared.benchmarks["own"].texts == [
+        text + "0" for text in plain.benchmarks["own"].texts
+    ]
     tokenizer = pickle.loads(pickle.dumps(prepared.tokenizer))  # as an engine gets it
     chat = [{"role": "user", "content": "1"}]
-    for used in (prepared.tokenizer, tokenizer):  # held-out prompts are OpenRLHF's to make, by this tokenizer
+    for used in (
+        prepared.tokenizer,
+        tokenizer,
+    ):  # held-out prompts are OpenRLHF's to make, by this tokenizer
         assert used.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == "1=0"
     assert has(dry_run(*thinking, *flag), '--data.chat_template_kwargs {"enable_thinking": false}')
 
@@ -261,7 +296,9 @@ def test_a_resume_with_other_arguments_of_the_chat_template_is_refused(dry_run, 
         ('{"messages": []}', "'messages' is set for each prompt"),
     ],
 )
-def test_arguments_that_the_chat_template_does_not_take_are_refused(dry_run, thinking, text, problem):
+def test_arguments_that_the_chat_template_does_not_take_are_refused(
+    dry_run, thinking, text, problem
+):
     [line] = dry_run(*thinking, *no_thoughts(text))
     assert "--data.chat_template_kwargs" in line
     assert re.search(problem, line), line
@@ -275,7 +312,9 @@ def test_openrlhf_alone_takes_no_arguments_of_the_chat_template(dry_run, thinkin
 
 def test_arguments_without_a_chat_template_are_refused(dry_run, own):
     [line] = dry_run(*own, *no_thoughts('{"enable_thinking": false}'))
-    assert re.search("--data.chat_template_kwargs .*no chat template is applied; leave it out", line)
+    assert re.search(
+        "--data.chat_template_kwargs .*no chat template is applied; leave it out", line
+    )
 
 
 def test_a_model_without_an_end_token_is_warned_about(dry_run, own, tmp_path):
@@ -289,8 +328,12 @@ def test_a_model_without_an_end_token_is_warned_about(dry_run, own, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["--data.prompt_dataset", "--eval.dataset", "--data.leave_out"])
-@pytest.mark.parametrize("url", ["https://u:hunter2@127.0.0.1:1/x.jsonl", "hf://datasets/a/b?token=hunter2"])
-def test_a_data_set_whose_name_holds_a_secret_is_refused_in_one_masked_line(dry_run, own, flag, url):
+@pytest.mark.parametrize(
+    "url", ["https://u:hunter2@127.0.0.1:1/x.jsonl", "hf://datasets/a/b?token=hunter2"]
+)
+def test_a_data_set_whose_name_holds_a_secret_is_refused_in_one_masked_line(
+    dry_run, own, flag, url
+):
     [line] = dry_run(*own, flag, url)
     assert line.startswith("error: ")
     assert flag in line
@@ -314,7 +357,9 @@ def test_a_folder_that_datasets_cannot_read_says_why(dry_run, own, tmp_path):
 def test_a_reward_server_is_asked_by_a_dry_run(dry_run, own, monkeypatch):
     from openrlhf_dbb.rewards import reward_server
 
-    monkeypatch.setattr(reward_server, "check", lambda url, prompts, labels, _: [f"reward     {url} {len(prompts)}"])
+    monkeypatch.setattr(
+        reward_server, "check", lambda url, prompts, labels, _: [f"reward     {url} {len(prompts)}"]
+    )
     servers = ["--reward.remote_url", "http://h/a,http://h/b"]
     assert {"reward     http://h/a 64", "reward     http://h/b 64"} <= set(dry_run(*own, *servers))
 
@@ -344,7 +389,10 @@ def test_a_name_is_free_again_if_its_run_ended_before_the_first_step(dry_run, ow
         (["--estimator", "auto"], "--estimator 'dbb', not 'auto'"),
         (["--data.max_samples", "32"], "prompts and labels, or their order"),
         (["--replay.samples", "8"], "--replay.samples 0, not 8"),
-        (["--actor.num_nodes", "2", "--vllm.num_engines", "2"], "--actor.num_nodes x --actor.num_gpus_per_node 1, not"),
+        (
+            ["--actor.num_nodes", "2", "--vllm.num_engines", "2"],
+            "--actor.num_nodes x --actor.num_gpus_per_node 1, not",
+        ),
     ],
 )
 def test_a_run_is_resumed_only_with_what_it_was_trained_with(dry_run, own, argv, difference):
@@ -421,7 +469,9 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
                 processes[process] = process.name()
         time.sleep(0.05)
     output, errors = started.communicate()
-    refused = [line for line in errors.splitlines() if not line.startswith("reading data")]  # on a busy machine
+    refused = [
+        line for line in errors.splitlines() if not line.startswith("reading data")
+    ]  # on a busy machine
     assert started.returncode == 2
     assert output == ""
     assert len(refused) == 1
@@ -434,7 +484,11 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
 
 
 TINY = ["--preset", "tiny", "--estimator", "dbb"]
-ROWS = [{"input": "1+2=", "label": "3"}, {"input": "s31=", "label": "13"}, {"input": "12+34=", "label": "64"}]
+ROWS = [
+    {"input": "1+2=", "label": "3"},
+    {"input": "s31=", "label": "13"},
+    {"input": "12+34=", "label": "64"},
+]
 
 
 @pytest.fixture
@@ -448,16 +502,28 @@ def benchmarks(tmp_path, monkeypatch):
     )
 
 
-def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost(benchmarks, own, tmp_path):
+def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost(
+    benchmarks, own, tmp_path
+):
     template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
     (tmp_path / "model/chat_template.jinja").write_text(template)
-    named = [*TINY, "--eval.benchmarks", "mine=mine.jsonl,sorts.toml", "--eval.steps", "4", *own[:2]]
+    named = [
+        *TINY,
+        "--eval.benchmarks",
+        "mine=mine.jsonl,sorts.toml",
+        "--eval.steps",
+        "4",
+        *own[:2],
+    ]
     start = begun(*named, "--no-data.apply_chat_template")
     made = start.benchmarks
     assert made["mine"].texts == ["1+2=", "s31=", "12+34="]  # a data file's, verbatim
     assert made["sorts"].texts == ["<1+2=s>", "<s31=s>", "<12+34=s>"]
     assert [prompts.benchmark.verifier for prompts in made.values()] == ["math", "exact"]
-    assert [prompts.max_new_tokens for prompts in made.values()] == [10, 10]  # as in training, not the benchmark's 3
+    assert [prompts.max_new_tokens for prompts in made.values()] == [
+        10,
+        10,
+    ]  # as in training, not the benchmark's 3
     plan = printed.plan(start)
     assert re.search(r"\b3 prompts of mine, 3 prompts of sorts: 8 samples.*\b4 steps", plan)
     assert plan.partition("\n")[0].endswith(" - preset tiny")  # its description is of another model
@@ -465,14 +531,21 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
 
 def test_what_the_benchmarks_tell_is_refused_before_the_run_is_made(benchmarks, monkeypatch):
     evaluated = [*TINY, "--eval.steps", "4", "--eval.benchmarks"]
-    with pytest.raises(UsageError, match=r"longest prompt of mine \(6 tokens\) .* do not fit into --data.max_len 15"):
+    with pytest.raises(
+        UsageError,
+        match=r"longest prompt of mine \(6 tokens\) .* do not fit into --data.max_len 15",
+    ):
         begun(*evaluated, "mine=mine.jsonl", "--data.max_len", "15")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UsageError, match=r"^--eval.benchmarks: benchmark aime24: .* Couldn't reach .* aime24=FILE"):
+    with pytest.raises(
+        UsageError, match=r"^--eval.benchmarks: benchmark aime24: .* Couldn't reach .* aime24=FILE"
+    ):
         begun(*evaluated, "aime24")
 
 
 def test_a_presets_benchmarks_can_be_switched_off_with_the_evaluations(tmp_path):
-    (tmp_path / "own.toml").write_text("extends = 'tiny'\n[flags]\neval.benchmarks = 'mine=mine.jsonl'\n")
+    (tmp_path / "own.toml").write_text(
+        "extends = 'tiny'\n[flags]\neval.benchmarks = 'mine=mine.jsonl'\n"
+    )
     assert begun("--preset", "own.toml", "--eval.steps", "-1").benchmarks == {}

@@ -16,7 +16,14 @@ from openrlhf_dbb.estimators.text_prior import WIDTH
 CASES = {name: estimators.build(name) for name in estimators.available()}
 LOCAL = [case for case, estimator in CASES.items() if not estimator.shared_fields]
 
-POSITIVE = ("auto", "dbb", "empirical_bayes", "gaussian", "laplace", "spo")  # their variance, of equal rewards too
+POSITIVE = (
+    "auto",
+    "dbb",
+    "empirical_bayes",
+    "gaussian",
+    "laplace",
+    "spo",
+)  # their variance, of equal rewards too
 
 every_case = pytest.mark.parametrize("case", CASES)
 some_examples = settings(max_examples=30, deadline=None)
@@ -121,7 +128,9 @@ def test_a_state_is_finite_doubles_by_prompt_and_for_the_run(case, data):
 @every_case
 @given(data=st.data(), seed=st.integers(0, 99))
 @some_examples
-def test_neither_the_order_of_rollouts_nor_that_of_prompts_matters_and_a_missing_rollout_is_none(case, data, seed):
+def test_neither_the_order_of_rollouts_nor_that_of_prompts_matters_and_a_missing_rollout_is_none(
+    case, data, seed
+):
     estimator = CASES[case]
     random = np.random.default_rng(seed)
     visits_T_P_G = draw_visits(data, estimator)
@@ -132,7 +141,11 @@ def test_neither_the_order_of_rollouts_nor_that_of_prompts_matters_and_a_missing
     padded = np.concatenate([visits_T_P_G, np.full_like(visits_T_P_G, np.nan)], axis=2)
     assert_close(replayed, replay(estimator, padded), scale)
     order = random.permutation(visits_T_P_G.shape[1])
-    assert_close(of_prompts(estimator, replayed, order), replay(estimator, visits_T_P_G[:, order], order), scale)
+    assert_close(
+        of_prompts(estimator, replayed, order),
+        replay(estimator, visits_T_P_G[:, order], order),
+        scale,
+    )
 
 
 @pytest.mark.parametrize("case", [*POSITIVE, "ema", "point"])
@@ -192,7 +205,9 @@ def test_the_mean_without_a_rollout_is_that_of_running_without_it(case, data):
         others = visits_T_P_G[-1].copy()
         others[:, rollout] = np.nan
         expected = estimator.observe(state, others)[1].mean
-        np.testing.assert_allclose(found[:, rollout], expected, rtol=1e-9, atol=1e-9 * scale_of(visits_T_P_G))
+        np.testing.assert_allclose(
+            found[:, rollout], expected, rtol=1e-9, atol=1e-9 * scale_of(visits_T_P_G)
+        )
 
 
 @pytest.mark.parametrize("case", ["auto", "empirical_bayes"])
@@ -208,7 +223,9 @@ def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(c
         alone[prompt, 0] = np.nan
         expected = estimator.observe(state, alone)[1].mean[prompt]
         assert estimate.without_each[prompt, 0] == pytest.approx(expected, abs=0.01)
-    assert np.abs(estimate.without_each - estimate.mean[:, None]).max() > 0.05  # leaving one out matters more than that
+    assert (
+        np.abs(estimate.without_each - estimate.mean[:, None]).max() > 0.05
+    )  # leaving one out matters more than that
 
 
 @pytest.mark.parametrize("case", ["dbb", "auto"])
@@ -222,14 +239,18 @@ def test_the_prediction_is_a_beta_distribution_to_which_the_next_visit_adds(case
     if case != "auto":  # which fits its prior and discount to the visit, too
         new_state, _ = estimator.observe(state, visits_T_P_G[-1])
         np.testing.assert_allclose(new_state["alpha"], alpha + successes, rtol=1e-12)
-        np.testing.assert_allclose(new_state["beta"], beta + visits_T_P_G.shape[2] - successes, rtol=1e-12)
+        np.testing.assert_allclose(
+            new_state["beta"], beta + visits_T_P_G.shape[2] - successes, rtol=1e-12
+        )
 
 
 @given(visits_T_P_G=BINARY, discount=st.floats(0.05, 1.0))
 @some_examples
 def test_gaussian_on_rewards_0_and_1_is_dbb(visits_T_P_G, discount):
     dbb, gaussian = (estimators.build(name, discount=discount) for name in ("dbb", "gaussian"))
-    for of_dbb, of_gaussian in zip(replay(dbb, visits_T_P_G)[1], replay(gaussian, visits_T_P_G)[1], strict=True):
+    for of_dbb, of_gaussian in zip(
+        replay(dbb, visits_T_P_G)[1], replay(gaussian, visits_T_P_G)[1], strict=True
+    ):
         np.testing.assert_allclose(of_gaussian.mean, of_dbb.mean, rtol=1e-9)
         np.testing.assert_allclose(of_gaussian.variance, of_dbb.variance, rtol=1e-9)
 
@@ -273,7 +294,10 @@ def test_texts_change_forecasts_alone():
     with_texts, estimates = replay(estimator, visits_T_P_G)
     read = {"features", "text_weights", "forecasts"}
     own = {field: values for field, values in with_texts.items() if field not in read}
-    assert_same((own, estimates), ({field: values for field, values in state.items() if field not in read}, without))
+    assert_same(
+        (own, estimates),
+        ({field: values for field, values in state.items() if field not in read}, without),
+    )
 
 
 @every_case

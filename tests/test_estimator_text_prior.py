@@ -53,7 +53,9 @@ def test_the_forecast_without_the_text_has_a_head_start():
     auto, state = begun([[0.0], [1.0]])
     state, _ = auto.observe(state, [[1.0, 1.0], [0.0, 0.0]])
     state["forecasts"] = np.array([0.0, *[0.9] * 8])
-    alone = auto.predictive({field: values for field, values in state.items() if field != "features"})
+    alone = auto.predictive(
+        {field: values for field, values in state.items() if field != "features"}
+    )
     np.testing.assert_array_equal(auto.predictive(state), alone)
     state["forecasts"][3] = 1.1
     assert (auto.predictive(state)[0] != alone[0]).all()
@@ -101,19 +103,31 @@ def test_forecasts_gain_by_texts_that_tell_and_lose_nothing_by_others(rollouts):
     random = np.random.default_rng(3)
     start, length, before, after = np.repeat(np.array(list(KINDS.values())).T, 64, axis=1)
     learned_T_P = np.clip((np.arange(128)[:, None] - start) / length, 0, 1)
-    logit_T_P = logit(before) + learned_T_P * (logit(after) - logit(before)) + 0.7 * random.normal(size=256)
-    texts = [text.format(number) for text in KINDS for number in random.choice(np.arange(1000, 10000), 64, False)]
+    logit_T_P = (
+        logit(before) + learned_T_P * (logit(after) - logit(before)) + 0.7 * random.normal(size=256)
+    )
+    texts = [
+        text.format(number)
+        for text in KINDS
+        for number in random.choice(np.arange(1000, 10000), 64, False)
+    ]
     shuffled = [texts[at] for at in random.permutation(256)]
-    with_texts, without = score_of_next_visits(np.random.default_rng(4), texts, sigmoid(logit_T_P), rollouts)
+    with_texts, without = score_of_next_visits(
+        np.random.default_rng(4), texts, sigmoid(logit_T_P), rollouts
+    )
     assert with_texts > without + 0.1
-    with_texts, without = score_of_next_visits(np.random.default_rng(4), shuffled, sigmoid(logit_T_P), rollouts)
+    with_texts, without = score_of_next_visits(
+        np.random.default_rng(4), shuffled, sigmoid(logit_T_P), rollouts
+    )
     assert with_texts > without - 0.02
 
 
 def converged(features_P_D, successes_P, rollouts):
     weights_K_W = np.zeros((1, WIDTH + 1))
     for _ in range(50):
-        weights_K_W = learned(weights_K_W, features_P_D, successes_P[None], np.full((1, len(successes_P)), rollouts))
+        weights_K_W = learned(
+            weights_K_W, features_P_D, successes_P[None], np.full((1, len(successes_P)), rollouts)
+        )
         assert np.isfinite(weights_K_W).all()
     return weights_K_W
 
@@ -121,7 +135,9 @@ def converged(features_P_D, successes_P, rollouts):
 def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
     rng = np.random.default_rng(1)
     features = rng.normal(5, 3, (200, WIDTH))
-    successes = (rng.random((200, 4)) < sigmoid(0.5 * (features[:, :1] - 5))).sum(axis=1).astype(float)
+    successes = (
+        (rng.random((200, 4)) < sigmoid(0.5 * (features[:, :1] - 5))).sum(axis=1).astype(float)
+    )
     spread = features.std(axis=0)
     scale = np.maximum(spread, np.sqrt((spread**2).mean()))
     z = (features - features.mean(axis=0)) / scale
@@ -173,7 +189,16 @@ def plain(text):
     return [value / norm for value in buckets] + [math.log(len(encoded) - 1)]
 
 
-TEXTS = ["740-1=", "", "½ + ٣", "Wie groß ist x, wenn x² = 4?", "\ud800", "問題", "a" * 5000, "two words\n"]
+TEXTS = [
+    "740-1=",
+    "",
+    "½ + ٣",
+    "Wie groß ist x, wenn x² = 4?",
+    "\ud800",
+    "問題",
+    "a" * 5000,
+    "two words\n",
+]
 
 
 def test_each_row_of_features_is_what_the_documentation_says():

@@ -30,8 +30,16 @@ def test_dbb_takes_partial_credit_only_when_told():
     [
         ("dbb", {"discount": 0.0}, r"dbb.discount = 0.0 is not in \(0, 1\]"),
         ("dbb", {"prior_beta": math.nan}, r"dbb.prior_beta = nan is not in \(0, inf\)"),
-        ("point", {"memory": "all"}, r"point.memory = 'all' is none of auto, predicted_prior, dbb, gaussian"),
-        ("dbb", {"decay": 0.5}, r"'dbb' has no parameter 'decay'; it has: discount, prior_alpha, prior_beta, partial"),
+        (
+            "point",
+            {"memory": "all"},
+            r"point.memory = 'all' is none of auto, predicted_prior, dbb, gaussian",
+        ),
+        (
+            "dbb",
+            {"decay": 0.5},
+            r"'dbb' has no parameter 'decay'; it has: discount, prior_alpha, prior_beta, partial",
+        ),
     ],
 )
 def test_parameters_out_of_range_are_named(name, parameters, message):
@@ -47,7 +55,10 @@ def test_ema_averages_the_group_means():
     assert second.mean[0] == 0.25 * 0.25 + 0.75 * 1.0
     state, third = ema.observe(state, [group(0)])
     assert third.mean[0] == pytest.approx(0.25 * 0.8125)
-    assert ema.group_weight(state, np.array([group(0)])).tolist() == [0.75] and not ema.can_leave_one_out()
+    assert (
+        ema.group_weight(state, np.array([group(0)])).tolist() == [0.75]
+        and not ema.can_leave_one_out()
+    )
 
 
 def test_ema_of_zero_variance_groups_is_exact_and_gives_no_advantage():
@@ -61,15 +72,22 @@ def test_ema_of_zero_variance_groups_is_exact_and_gives_no_advantage():
         assert standardized(rewards_P_G, estimate).tolist() == [[0.0] * 7] * 3
     # the next wrong answer: mean = 1 - 0.7 / 7
     _, estimate = ema.observe(state, [[1.0] * 6 + [0.0], [0.0] * 7, [0.5] * 7])
-    assert standardized(np.array([[0.0]] * 3), estimate)[0, 0] == pytest.approx(-0.9 / math.sqrt(0.9 * 0.1))
+    assert standardized(np.array([[0.0]] * 3), estimate)[0, 0] == pytest.approx(
+        -0.9 / math.sqrt(0.9 * 0.1)
+    )
 
 
 def test_laplace_adds_as_many_successes_as_failures_as_a_first_visit_of_dbb():
-    dbb, laplace = build("dbb", discount=0.5, prior_alpha=3.0, prior_beta=3.0), build("laplace", smoothing=1.5)
+    dbb, laplace = (
+        build("dbb", discount=0.5, prior_alpha=3.0, prior_beta=3.0),
+        build("laplace", smoothing=1.5),
+    )
     for successes in (0, 2, 8):
         _, of_dbb = dbb.observe(dbb.initial_state(1), [group(successes)])
         state, of_laplace = laplace.observe({}, [group(successes)])
-        assert of_laplace.mean[0] == of_dbb.mean[0] == pytest.approx((successes + 1.5) / 11, rel=1e-15)
+        assert (
+            of_laplace.mean[0] == of_dbb.mean[0] == pytest.approx((successes + 1.5) / 11, rel=1e-15)
+        )
         assert of_laplace.variance[0] == of_dbb.variance[0]
         assert laplace.group_weight(state, np.array([group(successes)])).tolist() == [8 / 11]
 
@@ -88,7 +106,9 @@ def test_empirical_bayes_takes_binomial_noise_out_of_the_moments():
 
 def test_empirical_bayes_shrinks_most_where_all_prompts_are_alike_and_knows_no_weight_at_n_1():
     eb = build("empirical_bayes")
-    state, _ = eb.observe(eb.initial_state(3), [group(4)] * 3)  # less spread than binomial noise alone
+    state, _ = eb.observe(
+        eb.initial_state(3), [group(4)] * 3
+    )  # less spread than binomial noise alone
     assert state["prior"] == pytest.approx([500.0, 500.0])
     state, estimate = eb.observe(eb.initial_state(4), [[1.0], [0.0], [0.0], [0.0]])
     assert state["prior"] == pytest.approx([0.5, 1.5])
@@ -117,7 +137,9 @@ def test_auto_forgets_old_groups_in_the_prior_and_scores_first_visits_with_all_o
     assert estimate.mean == pytest.approx([1 / 30, 8 / 30, 22 / 30, 29 / 30])
     state, _ = auto.observe(first, of_four(AUTO_SECOND))
     kept = 0.5 ** (1 / 0.15)  # one pass over the 4 prompts
-    assert state["moments"] == pytest.approx(kept * first["moments"] + [4, 2, 2 * 0.0625 + 1 + 0.25, 1])
+    assert state["moments"] == pytest.approx(
+        kept * first["moments"] + [4, 2, 2 * 0.0625 + 1 + 0.25, 1]
+    )
     assert state["prompts"].tolist() == [4.0]
     assert state["successes_1"].tolist() == [1, 1, 4, 2]
     assert state["successes_2"].tolist() == [0, 1, 3, 4]
@@ -185,7 +207,9 @@ def test_auto_with_one_rollout_judges_the_last_estimate_too_from_the_third_visit
     scores = []
     for reward in (1.0, 1.0, 0.0):
         state, _ = auto.observe(state, [[reward]])
-        scores.append(state["evidence"].reshape(AUTO_SHAPE)[WEIGHTS[1.0], IN_VISITS, DISCOUNTS[0.5]])
+        scores.append(
+            state["evidence"].reshape(AUTO_SHAPE)[WEIGHTS[1.0], IN_VISITS, DISCOUNTS[0.5]]
+        )
     # Weight 1, discount 1/2. The second reward, 1, was forecast as (1 + 1/2) / (2 + 1/2).
     second = -((1 - 3 / 5) ** 2)
     # The third, 0, as (1 + 1/2 + 1/4) / (2 + 1/2 + 1/4); the second visit's mean was (1 + 1 + 1/2) / (2 + 1 + 1/2).
@@ -216,7 +240,12 @@ def in_steps(state, steps):
         build("auto").observe_at(state, np.array(list(groups)), rewards_P_G)
 
 
-IRREGULAR = [{0: 8, 1: 2}, {0: 4, 2: 1}, {2: 3, 1: 6}, {0: 1, 2: 7}]  # prompt 0 in updates 1, 2 and 4
+IRREGULAR = [
+    {0: 8, 1: 2},
+    {0: 4, 2: 1},
+    {2: 3, 1: 6},
+    {0: 1, 2: 7},
+]  # prompt 0 in updates 1, 2 and 4
 
 
 def test_auto_forgets_by_time_where_ages_are_in_time():
@@ -302,7 +331,9 @@ def test_a_variance_survives_any_number_of_zero_variance_groups(name, value, siz
     for _ in range(2000):
         state, estimate = estimator.observe(state, rewards_P_G)
         assert estimate.variance[0] > 0
-    assert np.all(np.abs(standardized(rewards_P_G, estimate)) < 1e-4)  # sevenths of 0.7 are not quite 0.1
+    assert np.all(
+        np.abs(standardized(rewards_P_G, estimate)) < 1e-4
+    )  # sevenths of 0.7 are not quite 0.1
     # The next reward that is lower by 1: of total weight w = N / (1 - discount) the mean is 1 / w lower, and the
     # variance (1 - 1 / w) / w, as of 0s and 1s.
     rewards_P_G[0, -1] -= 1
@@ -312,8 +343,12 @@ def test_a_variance_survives_any_number_of_zero_variance_groups(name, value, siz
 
 
 def test_estimators_go_by_name_or_class_and_a_taken_name_is_refused():
-    assert estimators.get("openrlhf_dbb.estimators.dbb:DiscountedBetaBernoulli") is estimators.get("dbb")
-    with pytest.raises(ValueError, match=r"'dbb' is taken by openrlhf_dbb.estimators.dbb:DiscountedBetaBernoulli"):
+    assert estimators.get("openrlhf_dbb.estimators.dbb:DiscountedBetaBernoulli") is estimators.get(
+        "dbb"
+    )
+    with pytest.raises(
+        ValueError, match=r"'dbb' is taken by openrlhf_dbb.estimators.dbb:DiscountedBetaBernoulli"
+    ):
 
         @estimators.register
         class Other(RewardEstimator):
@@ -330,12 +365,19 @@ def test_spo_scores_by_the_past_and_forgets_by_a_constant():
     assert estimate.variance == pytest.approx([1.48 * 0.48 / 1.96**2] * 4)
     np.testing.assert_allclose(state["alpha"], 0.96 * 1.48 + 1, rtol=1e-12)
     np.testing.assert_allclose(state["beta"], 0.96 * 0.48 + 2, rtol=1e-12)
-    assert spo.predictive(state) == (state["alpha"], state["beta"])  # what the next visit is scored by
+    assert spo.predictive(state) == (
+        state["alpha"],
+        state["beta"],
+    )  # what the next visit is scored by
 
 
 def test_the_estimator_in_contributing_averages():
     page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
-    [source] = [code for code in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "RewardEstimator" in code]
+    [source] = [
+        code
+        for code in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+        if "RewardEstimator" in code
+    ]
     names = {"__name__": "contributing_example"}
     exec(source.replace("@register\n", ""), names)
     average = names["MovingAverage"](keep=0.5)

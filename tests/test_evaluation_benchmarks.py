@@ -27,7 +27,9 @@ from openrlhf_dbb.rewards import math_answer
 from openrlhf_dbb.rewards.values import canonical, read
 
 BOXED = "\n\nPlease reason step by step, and put your final answer within \\boxed{}."
-LETTER_BOXED = "\n\nPlease reason step by step, and put the letter of the right option within \\boxed{}."
+LETTER_BOXED = (
+    "\n\nPlease reason step by step, and put the letter of the right option within \\boxed{}."
+)
 
 
 @pytest.fixture(autouse=True)
@@ -72,20 +74,46 @@ def scores(loaded, *responses):
 
 def test_the_papers_nine_benchmarks_are_known_at_a_fixed_revision():
     entries = [benchmarks.find(name) for name in benchmarks.NAMES]
-    assert all(re.fullmatch("[0-9a-f]{40}", entry.revision) and entry.chat_template for entry in entries)
+    assert all(
+        re.fullmatch("[0-9a-f]{40}", entry.revision) and entry.chat_template for entry in entries
+    )
     assert len(entries[-1].configs) == len(set(entries[-1].configs)) == 27
 
 
 ASKED = "Find $n$."
-OLYMPIAD = {"id": 16, "question": ASKED, "final_answer": ["$1$,$-1$"], "unit": None, "is_multiple_answer": True}
+OLYMPIAD = {
+    "id": 16,
+    "question": ASKED,
+    "final_answer": ["$1$,$-1$"],
+    "unit": None,
+    "is_multiple_answer": True,
+}
 
 
 @pytest.mark.parametrize(
     ("name", "files", "row", "id_", "label"),
     [
-        ("math500", ["test.jsonl"], {"problem": f" {ASKED} ", "answer": "5", "unique_id": "t/1.json"}, "t/1.json", "5"),
-        ("aime24", ["aime_2024.parquet"], {"ID": "2024-II-4", "Problem": ASKED, "Answer": 33}, "2024-II-4", "33"),
-        ("aime25", ["I.jsonl", "II.jsonl"], {"question": ASKED, "answer": "70"}, "AIME2025-I/0", "70"),
+        (
+            "math500",
+            ["test.jsonl"],
+            {"problem": f" {ASKED} ", "answer": "5", "unique_id": "t/1.json"},
+            "t/1.json",
+            "5",
+        ),
+        (
+            "aime24",
+            ["aime_2024.parquet"],
+            {"ID": "2024-II-4", "Problem": ASKED, "Answer": 33},
+            "2024-II-4",
+            "33",
+        ),
+        (
+            "aime25",
+            ["I.jsonl", "II.jsonl"],
+            {"question": ASKED, "answer": "70"},
+            "AIME2025-I/0",
+            "70",
+        ),
         ("amc24", ["amc12-2024.jsonl"], {"problem": ASKED, "answer": "(0, 1)"}, "0", "(0, 1)"),
         ("olympiad", ["OE_TO_maths_en_COMP/1.parquet"], OLYMPIAD, "16", "$1$,$-1$"),
     ],
@@ -105,24 +133,38 @@ def test_minerva_labels_in_python_are_read_and_those_that_nothing_earns_are_told
     rows = [{"question": "Which number?", "answer": label} for label in labels]
     loaded = loading.load(hub_folder("minerva", {"test.jsonl": rows}))
     assert loaded.labels == labels
-    assert loaded.notes == ["1 of 3 labels are compared as text, as no answer can be read like them: rows 2"]
+    assert loaded.notes == [
+        "1 of 3 labels are compared as text, as no answer can be read like them: rows 2"
+    ]
     responses = ["\\boxed{4.5 \\times 10^{33} \\text{ erg/s}}", "\\boxed{\\arcsin\\frac{10}{13}}"]
     assert scores(loaded, *responses, "\\boxed{t (0, 4]}") == [1.0, 1.0, 1.0]
 
 
 def test_options_have_letters_and_a_label_beyond_them_is_an_error_that_names_the_row(hub_folder):
-    row = {"question_id": 70, "question": "Which is prime?", "options": ["4", "6", "7"], "answer": "C"}
+    row = {
+        "question_id": 70,
+        "question": "Which is prime?",
+        "options": ["4", "6", "7"],
+        "answer": "C",
+    }
     path = "data/test-00000-of-00001.parquet"
     loaded = loading.load(hub_folder("mmlu_pro", {path: [row]}))
     assert (loaded.ids, loaded.labels) == (["70"], ["C"])
     assert loaded.texts == ["Which is prime?\n\n(A) 4\n(B) 6\n(C) 7" + LETTER_BOXED]
-    with pytest.raises(UsageError, match=r"benchmark mmlu_pro: row '71' has 3 options, but the label 'D'"):
-        loading.load(hub_folder("mmlu_pro", {path: [row, row | {"question_id": 71, "answer": "D"}]}))
+    with pytest.raises(
+        UsageError, match=r"benchmark mmlu_pro: row '71' has 3 options, but the label 'D'"
+    ):
+        loading.load(
+            hub_folder("mmlu_pro", {path: [row, row | {"question_id": 71, "answer": "D"}]})
+        )
 
 
 def gpqa(hub_folder, ids):
     wrong = {f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)}
-    rows = [{"Record ID": i, "Question": f"Question {i}?", "Correct Answer": "right\n", **wrong} for i in ids]
+    rows = [
+        {"Record ID": i, "Question": f"Question {i}?", "Correct Answer": "right\n", **wrong}
+        for i in ids
+    ]
     return hub_folder("gpqa_diamond", {"gpqa_diamond.csv": rows})
 
 
@@ -138,14 +180,23 @@ def test_gpqa_options_are_shuffled_by_question_and_the_label_follows(hub_folder)
     assert loading.load(gpqa(hub_folder, ["rec3", "other"])).texts[0] == loaded.texts[3]
 
 
-def test_bbh_joins_its_tasks_and_asks_for_the_form_of_each_and_a_limit_takes_from_each_in_turn(hub_folder):
-    tasks = {"navigate": ("Do you return?\nOptions:\n- Yes\n- No", "No"), "word_sorting": ("Sort: b a", "a b")}
+def test_bbh_joins_its_tasks_and_asks_for_the_form_of_each_and_a_limit_takes_from_each_in_turn(
+    hub_folder,
+):
+    tasks = {
+        "navigate": ("Do you return?\nOptions:\n- Yes\n- No", "No"),
+        "word_sorting": ("Sort: b a", "a b"),
+    }
     files = {
-        f"{task}/test-00000-of-00001.parquet": [{"input": f"{i}. {question}", "target": target} for i in range(3)]
+        f"{task}/test-00000-of-00001.parquet": [
+            {"input": f"{i}. {question}", "target": target} for i in range(3)
+        ]
         for task, (question, target) in tasks.items()
     }
     form_of = dict(zip((bbh := benchmarks.find("bbh")).configs, bbh.forms, strict=True))
-    entry = hub_folder("bbh", files, configs=tuple(tasks), forms=tuple(form_of[task] for task in tasks))
+    entry = hub_folder(
+        "bbh", files, configs=tuple(tasks), forms=tuple(form_of[task] for task in tasks)
+    )
     loaded = loading.load(entry, limit=3)
     ask = "\n\nPlease reason step by step, and put your final answer ({}) within \\boxed{{}}."
     assert loaded.ids == ["navigate/0", "navigate/1", "word_sorting/0"]
@@ -156,11 +207,16 @@ def test_bbh_joins_its_tasks_and_asks_for_the_form_of_each_and_a_limit_takes_fro
 
 
 def test_a_data_file_is_used_verbatim_and_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
-    path = write(tmp_path / "mine.jsonl", [{"input": " 1+1=", "label": 2}, {"input": "2+2=", "label": 4}])
+    path = write(
+        tmp_path / "mine.jsonl", [{"input": " 1+1=", "label": 2}, {"input": "2+2=", "label": 4}]
+    )
     loaded = loading.load(benchmark := benchmarks.find(f"sums={path}"))
     assert (benchmark.name, benchmark.group, benchmark.chat_template) == ("sums", "", False)
     assert (loaded.ids, loaded.texts, loaded.labels) == (["0", "1"], [" 1+1=", "2+2="], ["2", "4"])
-    write(tmp_path / "data" / "q.jsonl", [{"text": "Is 7 prime? {options}", "gold": "Yes", "key": "x1"}])
+    write(
+        tmp_path / "data" / "q.jsonl",
+        [{"text": "Is 7 prime? {options}", "gold": "Yes", "key": "x1"}],
+    )
     (tmp_path / "primes.toml").write_text(
         "title = 'Primes'\nfile = 'data/q.jsonl'\nquestion = 'text'\nanswer = 'gold'\nid = 'key'\nverifier = 'exact'\n"
         "chat_template = false\nmax_tokens = 64\ntemplate = 'Q: {question} A: \\boxed{}'\n"
@@ -169,7 +225,9 @@ def test_a_data_file_is_used_verbatim_and_a_benchmark_of_ones_own_is_one_toml_fi
     assert (benchmark.name, benchmark.title, benchmark.max_tokens) == ("primes", "Primes", 64)
     # what a question holds is never filled in
     assert (loaded.ids, loaded.texts) == (["x1"], ["Q: Is 7 prime? {options} A: \\boxed{}"])
-    (tmp_path / "primes.toml").write_text("file = 'data/q.jsonl'\nquestion = 'text'\ntemplate = 'Q: {text}'\n")
+    (tmp_path / "primes.toml").write_text(
+        "file = 'data/q.jsonl'\nquestion = 'text'\ntemplate = 'Q: {text}'\n"
+    )
     with pytest.raises(UsageError, match=r"primes.toml: the template has no \{question\}"):
         benchmarks.find(f"{tmp_path}/primes.toml")
 
@@ -185,7 +243,10 @@ ROWS = {
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("math50", "unknown benchmark 'math50'; available: math500, minerva, .*, bbh; or NAME=FILE"),
+        (
+            "math50",
+            "unknown benchmark 'math50'; available: math500, minerva, .*, bbh; or NAME=FILE",
+        ),
         ("x=nothing.jsonl", "benchmark x: nothing.jsonl cannot be read: .*No such file"),
         ("mine.toml", "mine.toml: .*unexpected keyword argument 'anwser'"),
         ("x=column.jsonl", "benchmark x: 'label' is not a column of .*; it has input, gold"),
@@ -208,7 +269,9 @@ def test_a_gated_data_set_is_one_line_that_says_what_to_do(monkeypatch):
     gated = mock.Mock(side_effect=GatedRepoError("403 Client Error", response=answer))
     monkeypatch.setattr("huggingface_hub.HfApi.hf_hub_download", gated)
     page = "https://huggingface.co/datasets/Idavidrein/gpqa"
-    with pytest.raises(UsageError, match=f"^benchmark gpqa_diamond: Idavidrein/gpqa .* gated .* {page}"):
+    with pytest.raises(
+        UsageError, match=f"^benchmark gpqa_diamond: Idavidrein/gpqa .* gated .* {page}"
+    ):
         loading.load(benchmarks.find("gpqa_diamond"))
 
 
@@ -274,7 +337,9 @@ def test_exact_rules_follow_the_labels_form(label, right, wrong):
     ],
 )
 def test_training_and_evaluation_give_the_same_verdict(response, label, verdict):
-    assert VERIFIERS["math"](response, label) == VERIFIERS["math_or_text"](response, label) == verdict
+    assert (
+        VERIFIERS["math"](response, label) == VERIFIERS["math_or_text"](response, label) == verdict
+    )
     assert math_answer.reward_func(["Q: " + response], ["Q: "], [label])["rewards"] == [verdict[0]]
 
 
@@ -286,7 +351,21 @@ def test_equal_answers_vote_together_and_different_ones_apart():
         [r"2\sqrt{3}", r"2 \sqrt {3}", r"2\,\sqrt{3}\,\text{m}"],
     ):
         assert len({canonical(read(text)) for text in same}) == 1
-    different = ["12", "1,2", "-12", "1/2", "12x", "x", "X", r"\sqrt{12}", "H_2O", "H_2", "(1,2)", "[1,2]", "12%"]
+    different = [
+        "12",
+        "1,2",
+        "-12",
+        "1/2",
+        "12x",
+        "x",
+        "X",
+        r"\sqrt{12}",
+        "H_2O",
+        "H_2",
+        "(1,2)",
+        "[1,2]",
+        "12%",
+    ]
     assert len({canonical(read(text)) for text in different}) == len(different)
 
 
@@ -295,7 +374,12 @@ def test_a_label_that_cannot_be_read_is_an_error_or_compared_as_text():
     with pytest.raises(ValueError, match="cannot read the label"):
         VERIFIERS["math"](r"\boxed{12}", label)
     responses = [rf"\boxed{{{label}}}", r"\boxed{12}", "12", ""]
-    assert [VERIFIERS["math_or_text"](response, label).score for response in responses] == [1.0, 0.0, 0.0, 0.0]
+    assert [VERIFIERS["math_or_text"](response, label).score for response in responses] == [
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
 
 
 FRAGMENTS = [

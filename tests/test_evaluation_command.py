@@ -54,11 +54,15 @@ class Evaluating:
     def run(self, *flags):
         """To the end; what is printed."""
         command = [*self._command, *flags]
-        return subprocess.run(command, cwd=self.folder, text=True, stdout=PIPE, timeout=400, check=True).stdout
+        return subprocess.run(
+            command, cwd=self.folder, text=True, stdout=PIPE, timeout=400, check=True
+        ).stdout
 
     def kill(self, *flags, rows):
         """SIGKILL to the command, Ray and every engine when so many rows are written."""
-        process = subprocess.Popen([*self._command, *flags], cwd=self.folder, stdout=DEVNULL, stderr=DEVNULL)
+        process = subprocess.Popen(
+            [*self._command, *flags], cwd=self.folder, stdout=DEVNULL, stderr=DEVNULL
+        )
         deadline = time.monotonic() + 300
         while len(self.rows()) < rows:
             assert process.poll() is None and time.monotonic() < deadline
@@ -76,14 +80,21 @@ class Evaluating:
 def check_rows(rows, path, runs, samples, count=None):
     """Each of the first prompts of a data file once a run, with N verified responses."""
     asked = [json.loads(line) for line in path.read_text().splitlines()[:count]]
-    assert [(each["run"], each["place"]) for each in rows] == [(r, i) for r in range(runs) for i in range(len(asked))]
+    assert [(each["run"], each["place"]) for each in rows] == [
+        (r, i) for r in range(runs) for i in range(len(asked))
+    ]
     plain, whole = [], []
     for each in rows:
         question = asked[each["place"]]
-        assert (each["prompt"], each["label"], len(each["responses"])) == (*question.values(), samples)
+        assert (each["prompt"], each["label"], len(each["responses"])) == (
+            *question.values(),
+            samples,
+        )
         columns = (each[name] for name in ("responses", "scores", "tokens", "truncated"))
         for response, score, tokens, cut in zip(*columns, strict=True):
-            plain.append(bool(re.fullmatch(r"0|[1-9]\d*", response)))  # such answers need no mathematics
+            plain.append(
+                bool(re.fullmatch(r"0|[1-9]\d*", response))
+            )  # such answers need no mathematics
             assert not plain[-1] or score == (response == question["label"])
             # A token is a character, and the end of sequence is one more; seldom a special token is sampled within.
             whole.append(len(response) + (not cut) == tokens)
@@ -106,19 +117,30 @@ def test_an_evaluation_is_written_whole_and_its_summary_is_what_the_file_says(ev
     means = []
     for name, path in (("heldout", tiny.heldout), ("train", tiny.train)):
         check_rows(evaluating.rows(name), path, runs=2, samples=4, count=20)
-        means.append(statistics.mean(score for row in evaluating.rows(name) for score in row["scores"]))
-        assert f"{100 * means[-1]:.2f} \u00b1" in lines[name]  # test_evaluation_run.py has all numbers
+        means.append(
+            statistics.mean(score for row in evaluating.rows(name) for score in row["scores"])
+        )
+        assert (
+            f"{100 * means[-1]:.2f} \u00b1" in lines[name]
+        )  # test_evaluation_run.py has all numbers
     assert f"{100 * statistics.mean(means):.2f} \u00b1" in lines["average"]
 
 
-def test_a_finished_evaluation_called_again_starts_no_engine_and_is_stored_with_its_run(evaluated, fill, capsys):
+def test_a_finished_evaluation_called_again_starts_no_engine_and_is_stored_with_its_run(
+    evaluated, fill, capsys
+):
     evaluating, printed = evaluated
     url = f"sqlite:///{evaluating.folder}/store.db"
     written = (evaluating.place / "responses.jsonl").read_bytes()
-    with open_store(url) as store, mock.patch.object(command, "ray_started", side_effect=AssertionError):
+    with (
+        open_store(url) as store,
+        mock.patch.object(command, "ray_started", side_effect=AssertionError),
+    ):
         fill.run(store, "first")
         assert evaluating.run_here(*evaluating.flags, "--store.url", url, "--run", "first") == 0
-        [rows] = store.query("SELECT count(*), sum(samples), sum(successes) FROM evaluation_results")
+        [rows] = store.query(
+            "SELECT count(*), sum(samples), sum(successes) FROM evaluation_results"
+        )
     again = capsys.readouterr().out
     assert "80 of 80 prompts are done" in again
     assert printed.splitlines()[-5:] == again.splitlines()[-6:-1]
@@ -142,11 +164,15 @@ def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_p
     kept = evaluating.rows()
     with pytest.raises(UsageError, match=r"is not finished, .* repeat the evaluate command"):
         read_evaluation(evaluating.place)
-    with mock.patch.multiple(command, generate=other_engines, ray_started=lambda *_: nullcontext(1)):
+    with mock.patch.multiple(
+        command, generate=other_engines, ray_started=lambda *_: nullcontext(1)
+    ):
         assert evaluating.run_here(*before.flags) == 0
     assert f"{len(kept)} of 80 prompts are done" in capsys.readouterr().out
     ended = evaluating.rows()
-    assert [row for row in ended if row["responses"] != ["-1"] * 4] == kept and 0 < len(kept) < len(ended) == 80
+    assert [row for row in ended if row["responses"] != ["-1"] * 4] == kept and 0 < len(kept) < len(
+        ended
+    ) == 80
 
 
 @pytest.mark.long  # what a kill leaves is tested above, with other engines
@@ -163,5 +189,10 @@ def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
     evaluating.run("--runs", "5")
     for name, path in (("heldout", tiny.heldout), ("train", tiny.train)):
         check_rows(evaluating.rows(name), path, runs=5, samples=8)
-    by_run = [[row["responses"] for row in evaluating.rows("heldout") if row["run"] == run] for run in range(5)]
-    assert all(one != other for one, other in itertools.pairwise([*by_run, by_run[0]]))  # no run is drawn again
+    by_run = [
+        [row["responses"] for row in evaluating.rows("heldout") if row["run"] == run]
+        for run in range(5)
+    ]
+    assert all(
+        one != other for one, other in itertools.pairwise([*by_run, by_run[0]])
+    )  # no run is drawn again

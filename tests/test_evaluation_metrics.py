@@ -33,7 +33,9 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one(scores, data):
     verified = [score for score in scores if score == score]
     draws = [max(draw) for draw in combinations(verified, k)]
     expected = np.mean(draws) if draws else NAN  # fewer than k verified samples
-    assert metrics.pass_at_k(len(verified), sum(verified), k) == pytest.approx(expected, nan_ok=True)
+    assert metrics.pass_at_k(len(verified), sum(verified), k) == pytest.approx(
+        expected, nan_ok=True
+    )
 
 
 def test_pass_at_k_of_many_samples_neither_overflows_nor_cancels():
@@ -55,7 +57,9 @@ def test_pass_at_k_of_many_samples_neither_overflows_nor_cancels():
     ],
 )
 def test_the_majority_is_right_where_the_most_frequent_answer_is(scores, answers, expected):
-    assert metrics.majority(np.array([scores], float), np.array([answers], object)) == pytest.approx([expected])
+    assert metrics.majority(
+        np.array([scores], float), np.array([answers], object)
+    ) == pytest.approx([expected])
 
 
 def test_a_group_without_votes_has_no_majority():
@@ -83,8 +87,12 @@ def test_test_and_interval_are_scipys():
     difference_P = np.random.default_rng(0).normal(0.02, 0.1, 60)
     scipys = stats.ttest_1samp(difference_P, 0)
     one_sided = metrics.stratified_t([difference_P])
-    assert metrics.stratified_t([difference_P], two_sided=True).p == pytest.approx(scipys.pvalue, rel=1e-9)
-    assert one_sided.p == pytest.approx(stats.ttest_1samp(difference_P, 0, alternative="greater").pvalue, rel=1e-9)
+    assert metrics.stratified_t([difference_P], two_sided=True).p == pytest.approx(
+        scipys.pvalue, rel=1e-9
+    )
+    assert one_sided.p == pytest.approx(
+        stats.ttest_1samp(difference_P, 0, alternative="greater").pvalue, rel=1e-9
+    )
     assert (one_sided.low, one_sided.high) == pytest.approx(scipys.confidence_interval())
 
 
@@ -98,10 +106,15 @@ def test_differences_without_variance_and_one_prompt_test_nothing():
 def test_the_average_difference_of_two_benchmarks_and_its_interval_by_hand():
     # Means 0.2 and 0.6; variances of the means 0.04 / 2 = 0.02 and 0.12 / 3 = 0.04.
     # Error sqrt(0.06) / 2; degrees 0.06^2 / (0.02^2 / 1 + 0.04^2 / 2) = 0.0036 / 0.0012 = 3.
-    first, second = np.array([0.2 - np.sqrt(0.02), 0.2 + np.sqrt(0.02)]), 0.6 + np.sqrt(0.12) * np.array([-1, 0, 1])
+    first, second = (
+        np.array([0.2 - np.sqrt(0.02), 0.2 + np.sqrt(0.02)]),
+        0.6 + np.sqrt(0.12) * np.array([-1, 0, 1]),
+    )
     test = metrics.stratified_t([first, second])
     half = 3.182446 * np.sqrt(0.06) / 2  # t of 3 degrees of freedom at 0.975
-    assert test == pytest.approx((0.4, 0.4 - half, 0.4 + half, stats.t.sf(0.8 / np.sqrt(0.06), 3)), rel=1e-5)
+    assert test == pytest.approx(
+        (0.4, 0.4 - half, 0.4 + half, stats.t.sf(0.8 / np.sqrt(0.06), 3)), rel=1e-5
+    )
 
 
 def test_p_values_corrected_by_holm_by_hand():
@@ -127,10 +140,27 @@ def write(tmp_path, monkeypatch):
 
     def make(name, benchmarks, *, about=None, labels="012", **settings):
         runs, _, samples = np.shape(next(iter(benchmarks.values())))
-        values = {"model": f"org/{name}", "n": samples, "runs": runs, "temperature": 0.6, "top_p": 0.95} | settings
-        same = {"group": "", "verifier": "math", "max_new_tokens": 64, "chat_template": False, "digest": "d"}
+        values = {
+            "model": f"org/{name}",
+            "n": samples,
+            "runs": runs,
+            "temperature": 0.6,
+            "top_p": 0.95,
+        } | settings
+        same = {
+            "group": "",
+            "verifier": "math",
+            "max_new_tokens": 64,
+            "chat_template": False,
+            "digest": "d",
+        }
         values["benchmarks"] = {
-            each: {"title": each.upper(), "prompts": np.shape(scores)[1], **same, **(about or {}).get(each, {})}
+            each: {
+                "title": each.upper(),
+                "prompts": np.shape(scores)[1],
+                **same,
+                **(about or {}).get(each, {}),
+            }
             for each, scores in benchmarks.items()
         }
         folder = Path("evaluations") / name
@@ -168,11 +198,18 @@ def test_a_comparison_has_accuracies_differences_intervals_and_tests_by_hand(wri
     assert found["p"] == found["p_holm"] == pytest.approx((1 - np.sqrt(16 / 18)) / 2)
     assert (found["better"], found["worse"], found["prompts"]) == (3, 0, 3)
     # t of 2 degrees of freedom is 4.30265 at 0.975.
-    assert (found["low"], found["high"]) == pytest.approx((1 / 3 - 4.30265 / 12, 1 / 3 + 4.30265 / 12), abs=1e-5)
-    title, header, row = (" ".join(line.split()) for line in printed("first", "second").splitlines()[:3])
+    assert (found["low"], found["high"]) == pytest.approx(
+        (1 / 3 - 4.30265 / 12, 1 / 3 + 4.30265 / 12), abs=1e-5
+    )
+    title, header, row = (
+        " ".join(line.split()) for line in printed("first", "second").splitlines()[:3]
+    )
     assert title == "second - first"
     assert header == "prompts second first difference 95 % interval p p (Holm) better worse"
-    assert row == "SUMS 3 66.67 \u00b1 0.00 33.33 \u00b1 23.57 +33.33 -2.52 to +69.19 0.0286 0.0286 3 0"
+    assert (
+        row
+        == "SUMS 3 66.67 \u00b1 0.00 33.33 \u00b1 23.57 +33.33 -2.52 to +69.19 0.0286 0.0286 3 0"
+    )
 
 
 def test_averages_are_within_groups_and_holm_is_over_all_benchmarks_and_pairs(write, printed):
@@ -182,7 +219,9 @@ def test_averages_are_within_groups_and_holm_is_over_all_benchmarks_and_pairs(wr
     rows = json.loads(printed("first", "second", "third", "--json"))["differences"]
     assert [row["benchmark"] for row in rows] == ["SUMS", "PRODUCTS", "PROOFS", "Avg. ID"] * 2
     p = (1 - np.sqrt(16 / 18)) / 2  # as above
-    assert [row["p_holm"] for row in rows if row["benchmark"] != "Avg. ID"] == pytest.approx([6 * p] * 6)
+    assert [row["p_holm"] for row in rows if row["benchmark"] != "Avg. ID"] == pytest.approx(
+        [6 * p] * 6
+    )
 
 
 def test_missing_samples_and_prompts_are_left_out_and_said(write, printed):
@@ -191,7 +230,11 @@ def test_missing_samples_and_prompts_are_left_out_and_said(write, printed):
     write("second", {"sums": SECOND})
     [found] = json.loads(printed("first", "second", "--json"))["differences"]
     # first: runs (1/2 + 1) / 2 and (1/2 + 0) / 2; second without its third prompt: 1 and 3/4
-    assert (found["prompts"], found["baseline_accuracy"], found["accuracy"]) == (2, [0.75, 0.25], [1, 0.75])
+    assert (found["prompts"], found["baseline_accuracy"], found["accuracy"]) == (
+        2,
+        [0.75, 0.25],
+        [1, 0.75],
+    )
     assert found["difference"] == pytest.approx(0.375)
     assert printed("first", "second").splitlines()[-2:] == [
         "note: SUMS: 41.7% of the samples of first are not verified",
@@ -201,7 +244,12 @@ def test_missing_samples_and_prompts_are_left_out_and_said(write, printed):
 
 def test_different_settings_are_noted(write, printed):
     write("first", {"sums": FIRST})
-    write("second", {"sums": [[[1], [0], [1]]]}, about={"sums": {"max_new_tokens": 8192}}, temperature=1)
+    write(
+        "second",
+        {"sums": [[[1], [0], [1]]]},
+        about={"sums": {"max_new_tokens": 8192}},
+        temperature=1,
+    )
     notes = [line for line in printed("first", "second").splitlines() if line.startswith("note: ")]
     assert notes == [
         "note: different n: 2 in first, 1 in second",

@@ -35,7 +35,9 @@ class Trained:
     output: str
     held_out: list  # rows
     benchmark: list  # rows of the other eight
-    noted: list  # (prompt, score) of each response that the verifier saw after the start's own trial
+    noted: (
+        list  # (prompt, score) of each response that the verifier saw after the start's own trial
+    )
 
     @property
     def run(self):
@@ -123,7 +125,9 @@ def test_steps_count_the_rollouts_of_the_training_alone(trained):
     steps = trained.query("SELECT step, generated_total FROM steps")
     assert steps == [(1, 128), (2, 256), (3, 384), (4, 512), (5, 640), (6, 768)]
     verified = [score for score in scores if score is not None]
-    assert trained.query("SELECT sum(rollouts), sum(successes) FROM steps") == [(len(verified), sum(verified))]
+    assert trained.query("SELECT sum(rollouts), sum(successes) FROM steps") == [
+        (len(verified), sum(verified))
+    ]
     assert re.search("rollouts +768 generated, 768 trained on", trained.output)
 
 
@@ -149,7 +153,11 @@ def test_evaluations_are_logged_as_they_are_stored(trained):
 
 
 def test_the_best_model_is_that_of_the_measure_that_was_asked_for(trained):
-    means = dict(trained.query("SELECT step, accuracy FROM evaluations WHERE benchmark = 'sums' AND step > 0"))
+    means = dict(
+        trained.query(
+            "SELECT step, accuracy FROM evaluations WHERE benchmark = 'sums' AND step > 0"
+        )
+    )
     best_step = max(means, key=means.get)
     check_best(trained.run, best_step, means[best_step], trained.output)
     check_card(trained.folder, "best", best_step)
@@ -158,7 +166,9 @@ def test_the_best_model_is_that_of_the_measure_that_was_asked_for(trained):
 
 def test_the_summary_and_the_tables_show_the_accuracy_before_and_after(trained, lane):
     check_tables(lane.folder / "wandb/latest-run/files/media/table/train", trained.folder)
-    before, after = re.search(r"accuracy +([\d.]+)% before, ([\d.]+)% after", trained.output).groups()
+    before, after = re.search(
+        r"accuracy +([\d.]+)% before, ([\d.]+)% after", trained.output
+    ).groups()
     means = trained.means()
     assert float(before) / 100 == pytest.approx(means[0], abs=0.0006)
     assert float(after) / 100 == pytest.approx(means[6], abs=0.0006)
@@ -170,9 +180,14 @@ def check_best(folder, step, value, output):
     assert (said["step"], said["measure"]) == (step, "eval_sums_mean@4")
     assert said["value"] == pytest.approx(value, rel=1e-12)
     assert len(list((folder / "best_models").iterdir())) == 1
-    assert not list((folder / "checkpoints").glob("_actor/*"))  # none was asked for, and the best is none
+    assert not list(
+        (folder / "checkpoints").glob("_actor/*")
+    )  # none was asked for, and the best is none
     assert f"  best model   step {step}, eval_sums_mean@4 {value:.3f}: {folder}/best" in output
-    best, last = (AutoModelForCausalLM.from_pretrained(folder / name).state_dict() for name in ("best", "model"))
+    best, last = (
+        AutoModelForCausalLM.from_pretrained(folder / name).state_dict()
+        for name in ("best", "model")
+    )
     same = all(torch.equal(best[name], last[name]) for name in last)
     assert best.keys() == last.keys() and same == (step == 6)
     assert AutoTokenizer.from_pretrained(folder / "best")("1+2=")["input_ids"]
@@ -192,6 +207,13 @@ def check_tables(media, folder):
     query = """SELECT prompt, r.text, r.advantage, h.alpha, h.beta FROM rollouts r JOIN prompts USING (prompt_id)
                LEFT JOIN posterior_history h USING (run_id, step, prompt_id) WHERE step = {}"""
     stored = [Counter(trainings.rows(folder, query.format(step))) for step in (2, 4, 6)]
-    places = [tables[0]["columns"].index(name) for name in ("prompt", "response", "advantage", "alpha", "beta")]
-    sent = [Counter(tuple(row[place] for place in places) for row in table["data"]) for table in tables]
-    assert sorted(sent, key=repr) == sorted(stored, key=repr) and {table.total() for table in sent} == {64}
+    places = [
+        tables[0]["columns"].index(name)
+        for name in ("prompt", "response", "advantage", "alpha", "beta")
+    ]
+    sent = [
+        Counter(tuple(row[place] for place in places) for row in table["data"]) for table in tables
+    ]
+    assert sorted(sent, key=repr) == sorted(stored, key=repr) and {
+        table.total() for table in sent
+    } == {64}

@@ -18,7 +18,14 @@ from openrlhf_dbb.evaluation import command, results
 from openrlhf_dbb.evaluation import model as evaluated_model
 from openrlhf_dbb.evaluation.answering import answer
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
-from openrlhf_dbb.evaluation.command import Options, continued, engine_seed, print_summary, record, settings_of
+from openrlhf_dbb.evaluation.command import (
+    Options,
+    continued,
+    engine_seed,
+    print_summary,
+    record,
+    settings_of,
+)
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, prepare
 from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.results import Key, Responses, Row, read_evaluation, read_rows
@@ -26,11 +33,20 @@ from openrlhf_dbb.platform.vllm_requests import Finished
 from openrlhf_dbb.saved.checkpoints import write_json
 
 
-def row(run=0, place=0, scores=(1.0, None), answers=("7", None), tokens=(3, 1), truncated=(False, True)):
+def row(
+    run=0, place=0, scores=(1.0, None), answers=("7", None), tokens=(3, 1), truncated=(False, True)
+):
     """A row of benchmark "sums"; by default two samples, the second of which could not be verified."""
-    texts = {"id": f"q{place}", "prompt": f"<user>{place}", "label": str(place), "responses": ["ja\n\u2212", ""]}
+    texts = {
+        "id": f"q{place}",
+        "prompt": f"<user>{place}",
+        "label": str(place),
+        "responses": ["ja\n\u2212", ""],
+    }
     lists = {"scores": scores, "answers": answers, "tokens": tokens, "truncated": truncated}
-    return Row("sums", run, place, **texts, **{name: list(values) for name, values in lists.items()})
+    return Row(
+        "sums", run, place, **texts, **{name: list(values) for name, values in lists.items()}
+    )
 
 
 def prompts(size, labels=None):
@@ -39,7 +55,9 @@ def prompts(size, labels=None):
     ids, texts = ([f"{kind} {i}" for i in range(size)] for kind in ("id", "prompt"))
     tokens = [[i] for i in range(size)]
     labels = labels or [str(i) for i in range(size)]
-    return BenchmarkPrompts(benchmark, ids, texts, labels, notes=[], tokens=tokens, max_new_tokens=5)
+    return BenchmarkPrompts(
+        benchmark, ids, texts, labels, notes=[], tokens=tokens, max_new_tokens=5
+    )
 
 
 def settings(benchmarks=("sums",), fingerprint="f1", asked=None, **values):
@@ -50,7 +68,9 @@ def settings(benchmarks=("sums",), fingerprint="f1", asked=None, **values):
 
 
 @pytest.mark.parametrize("kept", [20, -1])
-def test_rows_are_read_as_written_a_torn_last_line_is_done_again_and_another_damaged_line_is_named(tmp_path, kept):
+def test_rows_are_read_as_written_a_torn_last_line_is_done_again_and_another_damaged_line_is_named(
+    tmp_path, kept
+):
     path = tmp_path / results.RESPONSES
     with closing(Responses(tmp_path)) as responses:
         responses.append(row(run=1, place=2))
@@ -62,14 +82,18 @@ def test_rows_are_read_as_written_a_torn_last_line_is_done_again_and_another_dam
         responses.append(row(place=5))
     assert list(read_rows(path)) == [row(run=1, place=2), row(place=5)]
     path.write_bytes(b"x" + path.read_bytes())
-    with pytest.raises(UsageError, match=r"responses.jsonl, line 1: .*delete this line and evaluate"):
+    with pytest.raises(
+        UsageError, match=r"responses.jsonl, line 1: .*delete this line and evaluate"
+    ):
         Responses(tmp_path)
 
 
 def test_two_processes_do_not_write_one_evaluation(tmp_path):
     with closing(Responses(tmp_path / "mine")):
         code = "from openrlhf_dbb.evaluation.results import *; Responses(Path('mine'))"
-        other = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=False)
+        other = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=False
+        )
     assert "another process is evaluating into it; wait, or give another --name" in other.stderr
     with pytest.raises(UsageError, match=r"^/proc/none/mine: .*; give another --output or --name"):
         Responses(Path("/proc/none/mine"))
@@ -79,9 +103,15 @@ def test_rows_are_answered_and_verified_as_their_keys_ask():
     keys = [Key("sums", 1, 2), Key("sums", 0, 1)]
 
     def generate(requests):
-        assert [(request.prompt, request.max_tokens) for request in requests] == [([2], 5), ([1], 5)]
+        assert [(request.prompt, request.max_tokens) for request in requests] == [
+            ([2], 5),
+            ([1], 5),
+        ]
         yield []
-        yield [Finished(request.number, ["1", "so 2"], [2, 5], [False, True]) for request in reversed(requests)]
+        yield [
+            Finished(request.number, ["1", "so 2"], [2, 5], [False, True])
+            for request in reversed(requests)
+        ]
 
     first, second = sorted(answer({"sums": prompts(3)}, keys, generate), key=lambda row: row.key)
     assert (first.key, first.id, first.prompt, first.label) == (keys[1], "id 1", "prompt 1", "1")
@@ -99,7 +129,10 @@ def test_more_runs_and_benchmarks_continue_an_evaluation():
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (settings(n=4, fingerprint="f2"), "made with fingerprint f1, not f2; n 2, not 4; give another"),
+        (
+            settings(n=4, fingerprint="f2"),
+            "made with fingerprint f1, not f2; n 2, not 4; give another",
+        ),
         (settings(asked={"sums": prompts(3, labels=["0", "1", "3"])}), "digest of sums .*, not "),
         (settings(benchmarks=("sorts",)), "evaluation mine also has sums; add it to --benchmarks"),
     ],
@@ -122,7 +155,9 @@ def evaluation(tmp_path):
         responses.append(row(1, 1, [None] * 3, ["1", "1", None], [9, 9, 9], [True] * 3))
         responses.append(row(0, 0, [1.0, 1.0, 0.0], ["0", "0", "5"], [4, 5, 6], [False] * 3))
         responses.append(row(1, 0, [0.0, 0.0, 0.0], ["8", None, None], [1, 1, 1], [False] * 3))
-        responses.append(row(0, 1, [None, 0.0, 1.0], ["1", "2", "1"], [7, 7, 7], [True, False, False]))
+        responses.append(
+            row(0, 1, [None, 0.0, 1.0], ["1", "2", "1"], [7, 7, 7], [True, False, False])
+        )
     write_json(tmp_path / "mine" / results.SETTINGS, settings(n=3, asked={"sums": prompts(2)}))
     return read_evaluation(tmp_path / "mine")
 
@@ -133,7 +168,10 @@ def test_the_summary_has_means_and_deviations_over_runs(evaluation, capsys):
     assert "3 samples per prompt, mean and standard deviation over 2 runs" in lines[0]
     # Accuracies of the runs: (2/3 + 1/2) / 2 and 0; best 1 and 0; majority (1 + 1/2) / 2 and 0; 66 tokens of 12.
     # Of the 4 groups only 0 0 0 has equal scores: a missing score equals no other.
-    assert lines[2] == "Sums 2 29.17 \u00b1 41.25 50.00 \u00b1 70.71 37.50 \u00b1 53.03 25% 6 33.3% 33.3%"
+    assert (
+        lines[2]
+        == "Sums 2 29.17 \u00b1 41.25 50.00 \u00b1 70.71 37.50 \u00b1 53.03 25% 6 33.3% 33.3%"
+    )
 
 
 def test_the_results_are_stored_with_the_run(store, fill, evaluation, capsys):
@@ -142,7 +180,9 @@ def test_the_results_are_stored_with_the_run(store, fill, evaluation, capsys):
         record(store.url, "run", evaluation)
     (stored,) = store.query("SELECT * FROM dbb_evaluation")
     assert (stored.name, stored.model, stored.run_id, stored.step) == ("mine", "/models/a", 1, None)
-    assert json.loads(stored.config) == {name: of for name, of in evaluation.settings.items() if name != "model"}
+    assert json.loads(stored.config) == {
+        name: of for name, of in evaluation.settings.items() if name != "model"
+    }
     found = """SELECT samples, verified, successes, best, majority, tokens, truncated, prompt, label
                FROM evaluation_results JOIN prompts USING (prompt_id) ORDER BY repeat, place"""
     # "0" is right; "1" and "2" tie at one vote each, one right and one wrong; "8" is wrong; nothing verified
@@ -171,7 +211,11 @@ def test_of_a_run_the_best_model_is_taken_else_the_last_and_it_is_said(tmp_path,
         (run / name / "config.json").write_text("{}")
         assert evaluated_model.choose(str(run)) == str(run / name)
         assert f"{run}/{name}" in capsys.readouterr().out
-    for named in (f"{run}/model", f"{run}/best", "Qwen/Qwen3-1.7B-Base"):  # what is no run is taken as it is
+    for named in (
+        f"{run}/model",
+        f"{run}/best",
+        "Qwen/Qwen3-1.7B-Base",
+    ):  # what is no run is taken as it is
         assert evaluated_model.choose(named) == named
     assert evaluated_model.default_name(f"{run}/model") == "mine"
 
@@ -183,16 +227,22 @@ def tiny_model():
 
 def prepared(texts, model, asked=None, in_entry=True, max_new_tokens=None):
     benchmark = Benchmark("sums", "Sums", file="sums.jsonl", max_tokens=10, chat_template=in_entry)
-    return prepare(BenchmarkPrompts(benchmark, ["a", "b"], texts, ["1", "2"], []), model, asked, max_new_tokens)
+    return prepare(
+        BenchmarkPrompts(benchmark, ["a", "b"], texts, ["1", "2"], []), model, asked, max_new_tokens
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "entry", "texts"),
     [(None, True, ["s12=", "s31="]), (True, False, ["s12=", "s31="]), (False, True, ["12", "31"])],
 )
-def test_the_chat_template_is_applied_where_the_entry_or_the_flag_says_so(tiny_model, asked, entry, texts):
+def test_the_chat_template_is_applied_where_the_entry_or_the_flag_says_so(
+    tiny_model, asked, entry, texts
+):
     tokenizer = type(tiny_model.tokenizer).from_pretrained(tiny_model.name)
-    tokenizer.chat_template = "s{{ messages[0]['content'] }}{% if add_generation_prompt %}={% endif %}"
+    tokenizer.chat_template = (
+        "s{{ messages[0]['content'] }}{% if add_generation_prompt %}={% endif %}"
+    )
     chat = Model(tiny_model.name, None, "f", 64, tokenizer)
     assert prepared(["12", "31"], chat, asked, entry).texts == texts
 
@@ -209,14 +259,20 @@ def thinking(tiny_model, tmp_path, monkeypatch):
     shutil.copytree(tiny_model.name, tmp_path / "plain")
     (tmp_path / "model/chat_template.jinja").write_text(THINKS)
     (tmp_path / "own.jsonl").write_text('{"q": "1+1=", "a": "2"}\n')
-    (tmp_path / "own.toml").write_text('file = "own.jsonl"\nquestion = "q"\nanswer = "a"\nverifier = "math"\n')
+    (tmp_path / "own.toml").write_text(
+        'file = "own.jsonl"\nquestion = "q"\nanswer = "a"\nverifier = "math"\n'
+    )
     return ["evaluate", "--model", "model", "--benchmarks", "own.toml", "--max_new_tokens", "8"]
 
 
 @pytest.mark.parametrize(("flags", "ending"), [((), "="), (ARGUMENTS, "=0")])
 def test_the_chat_template_gets_the_arguments_of_the_flag(thinking, monkeypatch, flags, ending):
     asked = []
-    monkeypatch.setattr(command, "_generate", lambda options, settings, prompts, *_: asked.append((settings, prompts)))
+    monkeypatch.setattr(
+        command,
+        "_generate",
+        lambda options, settings, prompts, *_: asked.append((settings, prompts)),
+    )
     assert main([*thinking, "--chat_template", *flags]) != 0  # no response was generated
     [(settings, prompts)] = asked
     assert prompts["own"].texts == ["1+1" + ending]
@@ -228,7 +284,10 @@ def test_the_chat_template_gets_the_arguments_of_the_flag(thinking, monkeypatch,
     [
         (["--chat_template", "--chat_template_kwargs", "{'a': 1}"], "is no JSON"),
         (["--chat_template", "--chat_template_kwargs", '["enable_thinking"]'], "is no object"),
-        (["--chat_template", "--chat_template_kwargs", '{"think": false}'], "does not read 'think'"),
+        (
+            ["--chat_template", "--chat_template_kwargs", '{"think": false}'],
+            "does not read 'think'",
+        ),
         (["--model", "plain", *ARGUMENTS], "the tokenizer has no chat template"),
         (["--no-chat_template", *ARGUMENTS], "benchmark own gets no chat template"),
     ],
@@ -242,7 +301,15 @@ def test_arguments_that_no_chat_template_reads_are_refused(thinking, capsys, fla
 
 def test_an_evaluation_is_not_continued_with_other_arguments_of_the_chat_template():
     settings = {
-        **{"model": "m", "fingerprint": "f", "n": 1, "temperature": 0.6, "top_p": 0.9, "seed": 0, "runs": 1},
+        **{
+            "model": "m",
+            "fingerprint": "f",
+            "n": 1,
+            "temperature": 0.6,
+            "top_p": 0.9,
+            "seed": 0,
+            "runs": 1,
+        },
         "benchmarks": {},
     }
     now = {**settings, "chat_template_kwargs": '{"enable_thinking": false}'}
@@ -255,8 +322,13 @@ def test_prompts_are_tokenized_as_they_are_and_must_fit_the_context(tiny_model):
     short = prepared(["1+2=", "s3="], tiny_model)
     assert (short.texts, short.chat_template, short.longest) == (["1+2=", "s3="], False, 4 + 10)
     assert [tiny_model.tokenizer.decode(tokens) for tokens in short.tokens] == ["1+2=", "s3="]
-    assert prepared(["1+2=", "s3="], tiny_model, max_new_tokens=60).longest == 64  # the model's context
-    with pytest.raises(UsageError, match=r"\(4 tokens\) and --max_new_tokens 61 do not fit .* \(64 tokens\); .*longer"):
+    assert (
+        prepared(["1+2=", "s3="], tiny_model, max_new_tokens=60).longest == 64
+    )  # the model's context
+    with pytest.raises(
+        UsageError,
+        match=r"\(4 tokens\) and --max_new_tokens 61 do not fit .* \(64 tokens\); .*longer",
+    ):
         prepared(["1+2=", "s3="], tiny_model, max_new_tokens=61)
 
 
@@ -269,11 +341,15 @@ def test_prompts_are_tokenized_as_they_are_and_must_fit_the_context(tiny_model):
         (["--run", "first"], "there is no store at"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_before_anything_starts(tmp_path, monkeypatch, capsys, flags, message):
+def test_what_cannot_be_done_is_one_line_before_anything_starts(
+    tmp_path, monkeypatch, capsys, flags, message
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
     (tmp_path / "sums.jsonl").write_text(json.dumps({"input": "1+1=", "label": "2"}))
-    assert main(["evaluate", "--model", "./nowhere", "--benchmarks", "sums=sums.jsonl", *flags]) == 2
+    assert (
+        main(["evaluate", "--model", "./nowhere", "--benchmarks", "sums=sums.jsonl", *flags]) == 2
+    )
     written = capsys.readouterr().err
     assert message in written and written.count("\n") == 1
     assert not (tmp_path / "evaluations").exists()

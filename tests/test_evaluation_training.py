@@ -88,7 +88,9 @@ def test_a_sample_without_any_score_is_refused():
     unscored = sample("1+1=", "2", 1.0)
     unscored.scores = unscored.rewards = None
     data = SimpleNamespace(prompts=["1+1="], labels=["2"], datasources=["sums"])
-    with pytest.raises(UsageError, match=r"needs rewards at generation; give --reward\.remote_url, or --eval"):
+    with pytest.raises(
+        UsageError, match=r"needs rewards at generation; give --reward\.remote_url, or --eval"
+    ):
         collect(data, [unscored])
 
 
@@ -96,7 +98,9 @@ def test_an_answer_is_the_end_of_a_samples_text_without_special_tokens():
     tokenizer, long = build_tokenizer(), "12+3=" * 100
     both = [sample("4=", response, score) for response, score in (("7", 1.0), (long, NAN))]
     for each, response in zip(both, ("7", long), strict=True):
-        each.sequences = torch.tensor([[*tokenizer.encode(f"4={response}"), tokenizer.eos_token_id]])
+        each.sequences = torch.tensor(
+            [[*tokenizer.encode(f"4={response}"), tokenizer.eos_token_id]]
+        )
     short, (text, score) = answers(both, tokenizer)
     assert short == ("7", 1.0)
     assert text == long[-255:] and math.isnan(score)  # 256 tokens with the one that ended it
@@ -105,7 +109,10 @@ def test_an_answer_is_the_end_of_a_samples_text_without_special_tokens():
 def test_the_best_model_may_be_chosen_by_any_measure(evaluated):
     chosen = {"": "eval_mean@4", "none": None, "eval_sums_pass@2": "eval_sums_pass@2"}
     assert {key: best_measure(key, logged(evaluated)) for key in chosen} == chosen
-    with pytest.raises(UsageError, match=r"--ckpt.best_metric_key eval_sums_best@8 is not a measure .*; available: "):
+    with pytest.raises(
+        UsageError,
+        match=r"--ckpt.best_metric_key eval_sums_best@8 is not a measure .*; available: ",
+    ):
         best_measure("eval_sums_best@8", logged(evaluated))
 
 
@@ -122,18 +129,26 @@ def read_card(*args):
 def test_the_model_card_has_the_run_s_facts_by_hand(open_new, fill):
     store = open_new("sqlite")
     url = "http://me:hunter2@host/train.jsonl"
-    run = fill.run(store, "mine", model="Qwen/Qwen3-0.6B", dataset=url, method="centered", config=CONFIG)
+    run = fill.run(
+        store, "mine", model="Qwen/Qwen3-0.6B", dataset=url, method="centered", config=CONFIG
+    )
     ids = fill.prompts(store, 4)
     for step, successes in ((0, [0, 1, 2, 1]), (1, [2, 2, 4, 2])):  # of 4 samples
         if step:
             fill.step(run, step, ids, [1, 2, 3, 4])
-        run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="", config={})
+        run.record_evaluation(
+            step, "training", [fill.evaluation(ids, successes)], model="", config={}
+        )
     card = read_card(store, run.record, 1, "eval_mean@4")
     assert card.data.to_dict() == {
         "library_name": "transformers", "base_model": "Qwen/Qwen3-0.6B", "tags": ["grpo", "rlvr", "openrlhf-dbb"],
     }  # fmt: skip
     cells = []
-    for mean, values in ((25.0, [0, 25, 50, 25]), (62.5, [50, 50, 100, 50]), (37.5, [50, 25, 50, 25])):
+    for mean, values in (
+        (25.0, [0, 25, 50, 25]),
+        (62.5, [50, 50, 100, 50]),
+        (37.5, [50, 25, 50, 25]),
+    ):
         low, high = stats.ttest_1samp(values, 0).confidence_interval()
         cells.append(f"{mean} ({low:.1f} to {high:.1f})")
     lines = card.text.splitlines()
@@ -149,13 +164,20 @@ def test_the_model_card_has_the_run_s_facts_by_hand(open_new, fill):
         "- reinforcement learning with verifiable rewards: 1 steps, 16 rollouts",
         "openrlhf-dbb train --estimator dbb",
     } <= set(lines)
-    assert f"openrlhf {version('openrlhf')}, " in card.text and f"torch {version('torch')}" in card.text
+    assert (
+        f"openrlhf {version('openrlhf')}, " in card.text
+        and f"torch {version('torch')}" in card.text
+    )
     assert "chosen for its eval_mean@4, the highest" in card.text
 
 
-def test_a_model_in_a_folder_is_no_hub_name_and_what_was_not_measured_is_not_claimed(open_new, fill, tmp_path):
+def test_a_model_in_a_folder_is_no_hub_name_and_what_was_not_measured_is_not_claimed(
+    open_new, fill, tmp_path
+):
     store = open_new("sqlite")
-    run = fill.run(store, model=str(tmp_path), config=CONFIG | {"eval.dataset": None, "eval.benchmarks": None})
+    run = fill.run(
+        store, model=str(tmp_path), config=CONFIG | {"eval.dataset": None, "eval.benchmarks": None}
+    )
     fill.step(run, 1, fill.prompts(store, 1), [1])
     card = read_card(store, run.record, 1)
     assert "base_model" not in card.data.to_dict() and "chosen" not in card.text

@@ -22,7 +22,11 @@ def same(one, other):
     if isinstance(one, np.random.Generator):
         return same(one.bit_generator.state, other.bit_generator.state)
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
     if isinstance(one, dict):
         return same(list(one), list(other)) and same(list(one.values()), list(other.values()))
     if isinstance(one, (list, tuple)):
@@ -40,7 +44,13 @@ def same(one, other):
         [(), (1, (2, [3])), Drawn(4, 0.25, 2.0), {5, 6}, frozenset([7])],
         [0.1, 1e308, float("inf"), float("nan"), -0.0, 2**70, None, True, "\ud800é\0"],
         np.arange(6, dtype=np.float32).reshape(2, 3),
-        [np.zeros((0, 3), dtype=np.int8), np.array(5), np.float64(0.1), np.int64(3), np.bool_(True)],
+        [
+            np.zeros((0, 3), dtype=np.int8),
+            np.array(5),
+            np.float64(0.1),
+            np.int64(3),
+            np.bool_(True),
+        ],
         {"empty": {}, "list": []},
     ],
     ids=lambda value: type(value).__name__,
@@ -55,12 +65,19 @@ def test_a_generator_goes_on_with_the_same_numbers(kind):
     random.integers(10, dtype=np.int32)  # leaves half of a number for later
     again = exact_json.loads(exact_json.dumps({"random": random}, "x"))["random"]
     assert same(again, random)
-    assert again.integers(10, size=5, dtype=np.int32).tolist() == random.integers(10, size=5, dtype=np.int32).tolist()
+    assert (
+        again.integers(10, size=5, dtype=np.int32).tolist()
+        == random.integers(10, size=5, dtype=np.int32).tolist()
+    )
 
 
-@pytest.mark.parametrize("value", [Counter(a=1), object(), b"12", np.array([None]), 1j, [lambda: 1]])
+@pytest.mark.parametrize(
+    "value", [Counter(a=1), object(), b"12", np.array([None]), 1j, [lambda: 1]]
+)
 def test_what_cannot_be_kept_is_refused(value):
-    with pytest.raises(ValueError, match=r"^the state of strategy 'mine' holds .*JSON cannot keep; use"):
+    with pytest.raises(
+        ValueError, match=r"^the state of strategy 'mine' holds .*JSON cannot keep; use"
+    ):
         exact_json.dumps({"deep": [value]}, "the state of strategy 'mine'")
 
 

@@ -56,7 +56,11 @@ def test_the_loop_of_the_readme_runs(tmp_path, monkeypatch, capsys):
 def test_the_loop_of_the_page_about_ones_own_loop_runs(tmp_path, monkeypatch):
     """Two first rollouts, then six where these differ: every second answer to an even row is right."""
     monkeypatch.chdir(tmp_path)
-    [source] = [block for block in code((ROOT / "docs/posteriors.md").read_text(), "python") if "Loop(" in block]
+    [source] = [
+        block
+        for block in code((ROOT / "docs/posteriors.md").read_text(), "python")
+        if "Loop(" in block
+    ]
     trained = []
 
     def sample(prompt, count):
@@ -75,9 +79,13 @@ def test_the_loop_of_the_page_about_ones_own_loop_runs(tmp_path, monkeypatch):
     exec(source, names)
     # A step passes over as many odd rows as it trains on even ones: 64 x 8 + 64 x 2 rollouts.
     assert len(trained) == 10_000 // (64 * 8 + 64 * 2) and set(trained) == {(512, 512)}
-    assert sorted(int(folder.name) for folder in tmp_path.glob("checkpoints/*")) == list(range(1, 16))
+    assert sorted(int(folder.name) for folder in tmp_path.glob("checkpoints/*")) == list(
+        range(1, 16)
+    )
     with storage.open_store("sqlite:///runs.db", create=False) as store:
-        assert store.query("SELECT name, status, last_step FROM runs") == [("my-run", "finished", 15)]
+        assert store.query("SELECT name, status, last_step FROM runs") == [
+            ("my-run", "finished", 15)
+        ]
 
 
 # ---- examples/
@@ -91,32 +99,51 @@ def test_grpo_dbb_trains_for_two_steps_without_a_training_framework(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     first, *steps, look, last = done.stdout.splitlines()
-    assert first.startswith("held-out accuracy before:") and last.startswith("held-out accuracy after:")
+    assert first.startswith("held-out accuracy before:") and last.startswith(
+        "held-out accuracy after:"
+    )
     rewards = [float(re.search(r"reward (\d\.\d+)", line)[1]) for line in steps]
     # The supervised warm start leaves some prompts solved and some unsolved.
     assert len(rewards) == 2 and all(0.1 < reward < 0.9 for reward in rewards)
     with storage.open_store(f"sqlite:///{tmp_path}/grpo_dbb.db", create=False) as store:
-        assert store.query("SELECT name, status, last_step FROM runs") == [("grpo-dbb", "finished", 2)]
-        assert store.query("SELECT generated, trained FROM steps ORDER BY step") == [(512, 512), (512, 512)]
+        assert store.query("SELECT name, status, last_step FROM runs") == [
+            ("grpo-dbb", "finished", 2)
+        ]
+        assert store.query("SELECT generated, trained FROM steps ORDER BY step") == [
+            (512, 512),
+            (512, 512),
+        ]
     assert look.endswith("serve --store.url sqlite:///grpo_dbb.db")
-    imports = re.findall(r"^(?:import|from) (\w+)", (EXAMPLES / "grpo_dbb.py").read_text(), re.MULTILINE)
+    imports = re.findall(
+        r"^(?:import|from) (\w+)", (EXAMPLES / "grpo_dbb.py").read_text(), re.MULTILINE
+    )
     assert not {"ray", "openrlhf", "vllm", "deepspeed"} & set(imports)
 
 
-def test_the_pandas_example_runs_on_a_run_worked_out_by_hand(store, fill, tmp_path, monkeypatch, capsys):
+def test_the_pandas_example_runs_on_a_run_worked_out_by_hand(
+    store, fill, tmp_path, monkeypatch, capsys
+):
     pytest.importorskip("pandas", reason="the example needs pandas")
     run, ids = fill.run(store), fill.prompts(store, 2)
     fill.step(run, 1, ids, [4, 1])  # (4.5, 0.5), (1.5, 3.5)
-    fill.step(run, 2, ids, [4, 4], probes=fill.probes(ids[:1], [4], [4]))  # (6.25, 0.25), (4.75, 1.75)
+    fill.step(
+        run, 2, ids, [4, 4], probes=fill.probes(ids[:1], [4], [4])
+    )  # (6.25, 0.25), (4.75, 1.75)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENRLHF_DBB_STORE_URL", store.url)
     monkeypatch.setenv("MPLBACKEND", "agg")
     runpy.run_path(str(EXAMPLES / "analyse_run.py"))
     out = capsys.readouterr().out
-    parts = {part.partition("\n")[0]: [line.split() for line in part.splitlines()[1:]] for part in out.split("\n\n")}
+    parts = {
+        part.partition("\n")[0]: [line.split() for line in part.splitlines()[1:]]
+        for part in out.split("\n\n")
+    }
     assert "run run: dbb, tiny, 4 visits of 2 prompts" in parts
     # means (0.9 + 0.3) / 2 and (0.9615 + 0.7308) / 2; zero-variance groups 1 of 2, then 2 of 2
-    assert parts["by epoch"][2:] == [["1", "2", "0.625", "0.600", "0.5"], ["2", "2", "1.000", "0.846", "1.0"]]
+    assert parts["by epoch"][2:] == [
+        ["1", "2", "0.625", "0.600", "0.5"],
+        ["2", "2", "1.000", "0.846", "1.0"],
+    ]
     improved = [line[1:4] for line in parts["most improved"][2:]]
     assert improved == [["0.3", "0.731", "0.431"], ["0.9", "0.962", "0.062"]]
     forecasts = [line[-3:] for line in parts["forecast of the next visit"][2:]]
@@ -138,19 +165,32 @@ def test_the_commands_of_the_tutorial_run_in_their_order(tmp_path, monkeypatch):
         "data.max_samples": 4, "train.num_episodes": 1, "rollout.batch_size": 4, "rollout.n_samples_per_prompt": 4,
         "train.batch_size": 16, "rollout.micro_batch_size": 16, "train.micro_batch_size": 16, "eval.steps": 1,
     }  # fmt: skip
-    settings.write_text(settings.read_text() + "".join(f"{flag} = {value}\n" for flag, value in few.items()))
+    settings.write_text(
+        settings.read_text() + "".join(f"{flag} = {value}\n" for flag, value in few.items())
+    )
     commands = "".join(code((ROOT / "docs/tutorial.md").read_text(), "bash"))
-    done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, text=True, capture_output=True, timeout=400)
+    done = subprocess.run(
+        ["bash", "-ec", commands], cwd=tmp_path, text=True, capture_output=True, timeout=400
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "1.0  93." in done.stdout
     assert "dry run: all checks passed" in done.stdout
-    assert re.search(r"^(no difference shown|the second is (higher|lower))$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^(no difference shown|the second is (higher|lower))$", done.stdout, re.MULTILINE
+    )
     assert (tmp_path / "grpo.html").read_text().startswith("<!DOCTYPE html>")
     with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
         runs = store.query("SELECT name, estimator, status, last_step FROM runs ORDER BY run_id")
-        evaluated = store.query("SELECT run_id, step, prompts, samples FROM evaluations ORDER BY 1, 2")
-    assert [tuple(run) for run in runs] == [("grpo", "point", "finished", 1), ("dbb", "dbb", "finished", 1)]
-    assert [tuple(row) for row in evaluated] == [(run, step, 4, 4) for run in (1, 2) for step in (0, 1)]
+        evaluated = store.query(
+            "SELECT run_id, step, prompts, samples FROM evaluations ORDER BY 1, 2"
+        )
+    assert [tuple(run) for run in runs] == [
+        ("grpo", "point", "finished", 1),
+        ("dbb", "dbb", "finished", 1),
+    ]
+    assert [tuple(row) for row in evaluated] == [
+        (run, step, 4, 4) for run in (1, 2) for step in (0, 1)
+    ]
 
 
 # ---- notebooks, in a real Jupyter kernel
@@ -169,7 +209,9 @@ def execute(sources, folder):
     import nbclient
     import nbformat
 
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources]
+    )
     nbclient.NotebookClient(notebook, resources={"metadata": {"path": folder}}).execute()
     return [shown(cell) for cell in notebook.cells]
 
@@ -208,7 +250,9 @@ def test_what_the_notebook_says_about_errors_of_means_is_so(notebook):
     _, _, result = notebook
     slow = result["errors"]["slow, later"]
     fast = result["errors"]["fast, later"]
-    assert slow["point"] == pytest.approx(result["noise"], rel=0.05)  # p (1 - p) / N, the variance of a group's mean
+    assert slow["point"] == pytest.approx(
+        result["noise"], rel=0.05
+    )  # p (1 - p) / N, the variance of a group's mean
     assert max(slow["dbb"], slow["auto"]) < slow["point"] / 2
     assert fast["auto"] < fast["point"] < fast["dbb"]
 
@@ -223,7 +267,14 @@ def test_what_the_notebook_says_about_discounts_is_so(notebook):
     assert best_discount(result["mse"], "slow") == 0.7
     assert best_discount(result["mse"], "fast") == 0.3
     assert 1.8 < mse["fast", 0.75, 4]["formula"] / mse["fast", 0.75, 4]["point"] < 2
-    for rollouts, is_better in ((1, True), (2, True), (4, True), (8, True), (16, True), (32, False)):
+    for rollouts, is_better in (
+        (1, True),
+        (2, True),
+        (4, True),
+        (8, True),
+        (16, True),
+        (32, False),
+    ):
         row = mse["slow", 0.75, rollouts]
         assert (row["formula"] < row["point"]) == is_better
 
@@ -248,8 +299,14 @@ def test_the_cells_of_the_notebook_section_train_and_show_a_run(tmp_path, monkey
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     section = (ROOT / "docs/trl.md").read_text().split("## In a notebook\n")[1].split("\n## ")[0]
     cells = [cell for cell in code(section, "python") if not cell.startswith("%pip")]
-    *_, looked = execute(["import sys; sys.modules['vllm'] = None  # as where it is not installed", *cells], tmp_path)
-    assert "first.html" in looked["text/html"] and (tmp_path / "first.html").read_text().startswith("<!DOCTYPE html>")
+    *_, looked = execute(
+        ["import sys; sys.modules['vllm'] = None  # as where it is not installed", *cells], tmp_path
+    )
+    assert "first.html" in looked["text/html"] and (tmp_path / "first.html").read_text().startswith(
+        "<!DOCTYPE html>"
+    )
     runs = rows(tmp_path, "SELECT name, estimator, status, last_step FROM dbb_run", "runs.db")
     assert runs == [("first", "auto", "finished", 16)]
-    assert rows(tmp_path, "SELECT count(inclusion) FROM posterior_history", "runs.db") == [(16 * 8,)]
+    assert rows(tmp_path, "SELECT count(inclusion) FROM posterior_history", "runs.db") == [
+        (16 * 8,)
+    ]

@@ -48,7 +48,11 @@ def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0, masks=None,
     """
     rewards = torch.tensor(rewards_P_G, dtype=torch.float32)
     group, flat = rewards.shape[1], rewards.reshape(-1)
-    lengths = torch.full_like(flat, TOKENS) if lengths is None else torch.tensor(lengths, dtype=torch.float32)
+    lengths = (
+        torch.full_like(flat, TOKENS)
+        if lengths is None
+        else torch.tensor(lengths, dtype=torch.float32)
+    )
     masks = torch.arange(TOKENS) < lengths[:, None] if masks is None else torch.tensor(masks)
     kl = torch.zeros(masks.shape) if kl is None else torch.tensor(kl, dtype=torch.float32)
     made = []
@@ -76,7 +80,16 @@ def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0, masks=None,
 
 
 def maker(cls, args, kl=0.0, **options):
-    return cls(None, None, None, None, SimpleNamespace(value=kl), SimpleNamespace(args=args), TOKENIZER, **options)
+    return cls(
+        None,
+        None,
+        None,
+        None,
+        SimpleNamespace(value=kl),
+        SimpleNamespace(args=args),
+        TOKENIZER,
+        **options,
+    )
 
 
 def group(prompt, rollouts, version=None, read=()):
@@ -86,9 +99,16 @@ def group(prompt, rollouts, version=None, read=()):
 
 def advantages(made, batch, step=1, *, filtered=(), skipped=0, versions=None, read=None):
     """The batch with the advantages of a step, and what is logged of it; each row is a group for itself."""
-    rows = [pair for experience in batch for pair in zip(experience.index, experience.prompts, strict=True)]
+    rows = [
+        pair
+        for experience in batch
+        for pair in zip(experience.index, experience.prompts, strict=True)
+    ]
     prompts = [PROMPTS.index(prompt) for _, prompt in sorted(rows)]
-    versions, told = versions or [None] * len(prompts), [(text,) for text in read] if read else [()] * len(prompts)
+    versions, told = (
+        versions or [None] * len(prompts),
+        [(text,) for text in read] if read else [()] * len(prompts),
+    )
     rows = zip(prompts, versions, told, strict=True)
     trained = tuple(group(prompt, [None], version, text) for prompt, version, text in rows)
     return batch, made.add_advantages(batch, RolloutBatch(trained, tuple(filtered), skipped), step)
@@ -99,7 +119,10 @@ def ours(tmp_path):
     opened = []
 
     def build(estimator="dbb", *flags, kl=0.0, **parameters):
-        args, url = settings("--estimator", estimator, *flags).args, f"sqlite:///{tmp_path}/{len(opened)}.db"
+        args, url = (
+            settings("--estimator", estimator, *flags).args,
+            f"sqlite:///{tmp_path}/{len(opened)}.db",
+        )
         built = estimators.build(estimator, **parameters)
         posteriors = Posteriors.create(url, "run", PROMPTS, LABELS, estimator=built)
         opened.append(posteriors)
@@ -132,14 +155,24 @@ def stored(maker, store, sql):
 
 FORM = "algo.advantage.estimator"
 FORMS = {
-    **{form: [f"--{FORM}", form] for form in estimators.FORMS.available() if form in upstream.choices(FORM)},
-    "no_std_norm": ["--algo.advantage.estimator", "reinforce_baseline", "--algo.advantage.no_std_norm"],
+    **{
+        form: [f"--{FORM}", form]
+        for form in estimators.FORMS.available()
+        if form in upstream.choices(FORM)
+    },
+    "no_std_norm": [
+        "--algo.advantage.estimator",
+        "reinforce_baseline",
+        "--algo.advantage.no_std_norm",
+    ],
     "length penalty": ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "3"],
 }
 LENGTHS = [1 + row % TOKENS for row in range(32)]
 KL = np.random.default_rng(9).normal(0.1, 0.5, (32, TOKENS))
 # A response of several turns: what the environment says stands between them and is not trained on.
-TURNS = np.array([[1, 1, 0, 0, 1], [0, 1, 0, 1, 1], [1, 0, 0, 0, 0], [1, 0, 1, 0, 1]] * 8, dtype=float)
+TURNS = np.array(
+    [[1, 1, 0, 0, 1], [0, 1, 0, 1, 1], [1, 0, 0, 0, 0], [1, 0, 1, 0, 1]] * 8, dtype=float
+)
 BATCHES = {
     "lengths": {"lengths": LENGTHS},
     "turns and KL": {"masks": TURNS, "kl": KL},
@@ -166,8 +199,12 @@ def test_point_reproduces_openrlhf(ours, form, batch):
     mine, _ = ours("point", *FORMS[form], kl=kl, memory="gaussian")
     for step, (name, rewards_P_G) in enumerate(GROUPS.items(), 1):
         theirs = upstream.compute_advantages_and_returns(experiences(rewards_P_G, **BATCHES[batch]))
-        assert column(theirs, "advantages").any() == (name != "zero variance" or kl > 0 or form == "length penalty")
-        assert_same_batch(advantages(mine, experiences(rewards_P_G, **BATCHES[batch]), step)[0], theirs)
+        assert column(theirs, "advantages").any() == (
+            name != "zero variance" or kl > 0 or form == "length penalty"
+        )
+        assert_same_batch(
+            advantages(mine, experiences(rewards_P_G, **BATCHES[batch]), step)[0], theirs
+        )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -176,10 +213,14 @@ def test_point_reproduces_openrlhf_on_a_batch_of_incomplete_groups(ours, form):
     rewards_P_G, missing = RANDOM.copy(), [3, 0, 7, 5]
     rewards_P_G[range(4), missing] = np.nan
     left = ~np.isnan(rewards_P_G.ravel())
-    mine = advantages(ours("point", *FORMS[form], kl=0.3)[0], experiences(rewards_P_G, masks=TURNS, kl=KL))[0]
+    mine = advantages(
+        ours("point", *FORMS[form], kl=0.3)[0], experiences(rewards_P_G, masks=TURNS, kl=KL)
+    )[0]
     args = settings("--estimator", "none", *FORMS[form]).openrlhf_args()
     args.rollout.n_samples_per_prompt = 7
-    theirs = experiences(rewards_P_G[~np.isnan(rewards_P_G)].reshape(4, 7), masks=TURNS[left], kl=KL[left])
+    theirs = experiences(
+        rewards_P_G[~np.isnan(rewards_P_G)].reshape(4, 7), masks=TURNS[left], kl=KL[left]
+    )
     theirs = maker(RemoteExperienceMaker, args, 0.3).compute_advantages_and_returns(theirs)
     mask = torch.tensor(TURNS[left], dtype=torch.bool)
     found, expected = column(mine, "advantages")[left][mask], column(theirs, "advantages")[mask]
@@ -193,7 +234,9 @@ def test_whitening_leaves_out_what_could_not_be_verified(ours):
     [batch] = advantages(mine, experiences(rewards_P_G, lengths=lengths, kl=kl))[0]
     # Mean 1/3: 2/3 for one token, -1/3 for four; mean -2/15 and deviation 2/5 over these five. The missing one has
     # KL penalties of 0.3 for each of its two tokens, which are not shifted.
-    assert batch.advantages[batch.action_mask.bool()].tolist() == pytest.approx([2, -1.5, -0.75, *[-0.5] * 4])
+    assert batch.advantages[batch.action_mask.bool()].tolist() == pytest.approx(
+        [2, -1.5, -0.75, *[-0.5] * 4]
+    )
     # What is stored are those before.
     kept = stored(mine, store, "SELECT advantage FROM rollouts ORDER BY sample")
     assert [value for (value,) in kept] == pytest.approx([2 / 3, 0, -1 / 3, -1 / 3])
@@ -203,9 +246,13 @@ def test_dbb_estimates_correctness_not_the_penalised_reward(ours):
     lengths = [TOKENS] * 32
     mine, store = ours("dbb", "--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "5")
     batch = advantages(mine, experiences(np.ones((4, 8)), lengths=lengths))[0]
-    assert stored(mine, store, "SELECT DISTINCT successes, alpha FROM posterior_history") == [(8.0, 8.5)]
+    assert stored(mine, store, "SELECT DISTINCT successes, alpha FROM posterior_history") == [
+        (8.0, 8.5)
+    ]
     # reward 1 - 1 = 0 against a mean of 8.5 / 9
-    assert column(batch, "advantages")[0, 0].item() == pytest.approx(-math.sqrt(8.5 / 0.5), rel=1e-6)
+    assert column(batch, "advantages")[0, 0].item() == pytest.approx(
+        -math.sqrt(8.5 / 0.5), rel=1e-6
+    )
 
 
 def test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages(ours):
@@ -214,13 +261,24 @@ def test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages(ours)
     # alpha = 9, beta = 1: (1 - 0.9) / sqrt(0.9 x 0.1) = 1/3 for each, of which about a third becomes 1.
     used = column(batch, "advantages")[:, 0]
     assert set(used.tolist()) == {0.0, 1.0} and 3 <= used.sum() <= 19
-    assert stored(mine, store, "SELECT count(*) FROM rollouts WHERE abs(advantage - 1.0 / 3) < 1e-9")[0][0] == 32
-    again, _ = ours("dbb", "--train.thin", "1", discount=1.0)  # a step that is done again after a resume
-    assert column(advantages(again, experiences(np.ones((4, 8))))[0], "advantages")[:, 0].equal(used)
+    assert (
+        stored(mine, store, "SELECT count(*) FROM rollouts WHERE abs(advantage - 1.0 / 3) < 1e-9")[
+            0
+        ][0]
+        == 32
+    )
+    again, _ = ours(
+        "dbb", "--train.thin", "1", discount=1.0
+    )  # a step that is done again after a resume
+    assert column(advantages(again, experiences(np.ones((4, 8))))[0], "advantages")[:, 0].equal(
+        used
+    )
 
 
 @pytest.mark.parametrize(("estimator", "form"), EACH)
-def test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop(ours, tmp_path, estimator, form):
+def test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop(
+    ours, tmp_path, estimator, form
+):
     mine, _ = ours(estimator, f"--{FORM}", form)
     batch, _ = advantages(mine, experiences(RANDOM, lengths=LENGTHS))
     prompts, labels = np.repeat(PROMPTS, 8).tolist(), np.repeat(LABELS, 8).tolist()
@@ -232,7 +290,9 @@ def test_explain_and_the_page_show_a_step(ours, tmp_path, capsys):
     mine, _ = ours("dbb", "--rollouts.keep", "all")
     batch, _ = advantages(mine, experiences(RANDOM))
     mine.posteriors.settle()
-    check_questions(tmp_path, capsys, "run", PROMPTS[0], column(batch, "advantages")[:8, 0].tolist(), "0.db")
+    check_questions(
+        tmp_path, capsys, "run", PROMPTS[0], column(batch, "advantages")[:8, 0].tolist(), "0.db"
+    )
 
 
 def test_advantages_beyond_the_reward_clip_are_kept(ours):
@@ -251,21 +311,33 @@ def test_a_late_group_is_stored_with_its_lag(ours):
         advantages(mine, experiences(RANDOM), step)
     mixed = experiences(RANDOM)[::-1]  # as a dynamic batch, whose order is not that of the rollouts
     _, metrics = advantages(mine, mixed, 3, versions=[1] * 8 + [0] * 8 + [2, 1] * 4 + [2] * 8)
-    assert (metrics["async/lag"], metrics["async/lag_max"]) == (pytest.approx((1 + 2 + 0.5 + 0) / 4), 2)
+    assert (metrics["async/lag"], metrics["async/lag_max"]) == (
+        pytest.approx((1 + 2 + 0.5 + 0) / 4),
+        2,
+    )
     by_prompt = "JOIN prompts USING (prompt_id) WHERE step = 3 ORDER BY prompt"
     lags = stored(mine, store, f"SELECT policy_version, lag FROM posterior_history {by_prompt}")
     assert lags == [(1, 1), (0, 2), (1.5, 0.5), (2, 0)]
 
 
 def test_where_a_step_is_one_update_the_policy_is_not_asked_for_log_probs(ours, monkeypatch):
-    sizes = ["--rollout.batch_size", "4", "--train.batch_size", "32", "--rollout.micro_batch_size", "8"]
+    sizes = [
+        "--rollout.batch_size",
+        "4",
+        "--train.batch_size",
+        "32",
+        "--rollout.micro_batch_size",
+        "8",
+    ]
     (mine, _), rollouts = ours("dbb", *sizes), experiences(RANDOM, batch=1)
     for rollout in rollouts:
         rollout.action_log_probs, rollout.rollout_log_probs = None, -1.5 * rollout.action_mask
     monkeypatch.setattr(mine, "make_experience", None)
     groups = tuple(group(prompt, rollouts[8 * prompt : 8 * prompt + 8]) for prompt in range(4))
     made, _ = mine.make(RolloutBatch(groups), 1, None)
-    assert [(each.action_log_probs, each.rollout_log_probs.min()) for each in made] == [(None, -1.5)] * 4
+    assert [(each.action_log_probs, each.rollout_log_probs.min()) for each in made] == [
+        (None, -1.5)
+    ] * 4
 
 
 def test_vllms_log_probs_stand_for_the_policys_where_they_are_asked_for(ours, monkeypatch):
@@ -299,7 +371,9 @@ def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     assert posteriors == [(8, 1.5, 7.5), (8, 8.5, 0.5), (8, 0.5, 8.5), (1, 1.5, 0.5)]
     used = store.query("SELECT generated, generated_tokens, trained, skipped FROM steps")
     assert used == [(26, 40 + 40 + 24 + 10, 16, 2)]
-    assert metrics["estimator/mean"] == pytest.approx((1.5 / 9 + 8.5 / 9) / 2)  # of the rows that are trained on
+    assert metrics["estimator/mean"] == pytest.approx(
+        (1.5 / 9 + 8.5 / 9) / 2
+    )  # of the rows that are trained on
 
 
 def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
@@ -308,7 +382,9 @@ def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
     eos = TOKENIZER.eos_token_id
     said = TOKENIZER.encode("0+1=2")
     batch.sequences = torch.tensor([[*said[:4], eos, 1], [*said, 1]])
-    batch.action_mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]])  # of the token that comes next
+    batch.action_mask = torch.tensor(
+        [[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
+    )  # of the token that comes next
     batch.action_log_probs, batch.truncated = torch.full((2, 5), -0.5), torch.tensor([False, True])
     batch.index = [1, 0]  # a dynamic batch sorts the rollouts by length
     filtered = replace(filtered_group(1, [1.0], length=2), read=("3",))
@@ -366,7 +442,9 @@ def test_rollouts_are_replayed_from_the_third_visit_on(ours, monkeypatch):
         assert mine.actor_model_group.calls == []
         rewards_P_G = np.array([visit] * 3, dtype=float)
         if step == 1:
-            rewards_P_G[1:, -1] = np.nan  # two prompts will have 15 rollouts in the cache, one too few
+            rewards_P_G[1:, -1] = (
+                np.nan
+            )  # two prompts will have 15 rollouts in the cache, one too few
         batch, metrics = advantages(mine, experiences(rewards_P_G, log_prob=-step), step)
         assert metrics["replay/replayed"] == (8 if step == 3 else 0)
     rows = sent(mine.actor_model_group)
@@ -374,12 +452,17 @@ def test_rollouts_are_replayed_from_the_third_visit_on(ours, monkeypatch):
     right = 5 / 8 / math.sqrt(15 / 56)
     wrong = -3 / 8 / math.sqrt(15 / 56)
     expected = [right] + [wrong] * 5 + [right] * 2
-    assert [row.advantages.unique().tolist() for row in rows] == [[pytest.approx(each)] for each in expected]
+    assert [row.advantages.unique().tolist() for row in rows] == [
+        [pytest.approx(each)] for each in expected
+    ]
     # 6 of them are of the first visit, 2 of the second, with the log-probs that they had then.
     assert [row.action_log_probs.unique().tolist() for row in rows] == [[-1.0]] * 6 + [[-2.0]] * 2
     assert column(batch, "advantages").shape == (24, TOKENS)
     assert metrics["replay/cached"] == 3 * 16
-    assert (metrics["reward"], metrics["response_length"]) == (0.5, TOKENS)  # of the fresh rollouts alone
+    assert (metrics["reward"], metrics["response_length"]) == (
+        0.5,
+        TOKENS,
+    )  # of the fresh rollouts alone
 
 
 def test_a_replayed_row_makes_one_batch_with_a_fresh_one(ours, monkeypatch):
@@ -401,7 +484,9 @@ def test_a_replayed_row_makes_one_batch_with_a_fresh_one(ours, monkeypatch):
             assert torch.equal(getattr(old, name), getattr(new, name)), name
         assert torch.equal(old.action_log_probs, new.action_log_probs / 2)  # those of step 1
     assert (long.rewards.item(), short.rewards.item()) == (0, 1)
-    assert (long.advantages[0].item(), short.advantages[0].item()) == pytest.approx((-(0.5**0.5), 0.5**0.5))
+    assert (long.advantages[0].item(), short.advantages[0].item()) == pytest.approx(
+        (-(0.5**0.5), 0.5**0.5)
+    )
     for rows in ([long, *fresh], [*fresh, long]):
         made = make_experience_batch(rows)
         assert made.action_log_probs.shape == (3, 5)
@@ -410,7 +495,14 @@ def test_a_replayed_row_makes_one_batch_with_a_fresh_one(ours, monkeypatch):
 
 
 def test_with_replay_the_policy_is_asked_for_log_probs_also_where_a_step_is_one_update(ours):
-    sizes = ["--rollout.batch_size", "4", "--train.batch_size", "32", "--rollout.micro_batch_size", "8"]
+    sizes = [
+        "--rollout.batch_size",
+        "4",
+        "--train.batch_size",
+        "32",
+        "--rollout.micro_batch_size",
+        "8",
+    ]
     for flags, expected in ([], True), (["--method", "repo"], False):
         mine, _ = ours("dbb", *sizes, *flags)
         assert one_update(mine.args) is expected

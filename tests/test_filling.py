@@ -98,7 +98,9 @@ def test_a_checkpoint_continues_with_the_same_batches(draw):
         while len(found) < count:
             batch = made.fill()
             if batch is not None:
-                found.append((prompts(batch.trained), sorted(prompts(batch.filtered)), made.generated))
+                found.append(
+                    (prompts(batch.trained), sorted(prompts(batch.filtered)), made.generated)
+                )
         return found
 
     expected = batches(filler(labels, **options)[0], 7)
@@ -114,7 +116,9 @@ def test_a_checkpoint_continues_with_the_same_batches(draw):
 def test_a_checkpoint_at_the_end_of_a_pass_goes_on_with_the_order_of_the_next_one():
     def made():
         sampler = STRATEGIES.build("dynamic").sampler(RunFacts(2, N, seed=1))
-        engine = AtOnce(lambda requests: [Answer([*MIXED], np.array([1.0, 0, 1, 0])) for _ in requests])
+        engine = AtOnce(
+            lambda requests: [Answer([*MIXED], np.array([1.0, 0, 1, 0])) for _ in requests]
+        )
         return Filler(ShuffledPrompts(range(20), seed=5), engine, sampler)
 
     def rows_of(filler):

@@ -20,7 +20,14 @@ from openrlhf_dbb.presets import smollm2
 # An adapter of rank 1 has 30 x (4 x 576 + 2 x (9 + 3) x 64 + 3 x (576 + 1536)) parameters.
 SMOLLM2 = Shape(134_479_872, 30, 576, 49_152, 2 * 30 * 3 * 64, 305_280)
 TINY = Shape(116_160, 2, 64, 32, 2 * 2 * 4 * 32, 2688)
-MODEL = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "math_answer"]
+MODEL = [
+    "--actor.model_name_or_path",
+    "m",
+    "--data.prompt_dataset",
+    "d.jsonl",
+    "--reward.remote_url",
+    "math_answer",
+]
 
 
 @pytest.fixture
@@ -32,7 +39,9 @@ def machine(monkeypatch):
     def change(*, cores=2, bf16=True, free=20.0):
         monkeypatch.setattr(fit.os, "sched_getaffinity", lambda _: range(cores))
         monkeypatch.setattr(cpu, "has_bf16", lambda: bf16)
-        monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=int(free * GIB)))
+        monkeypatch.setattr(
+            "psutil.virtual_memory", lambda: SimpleNamespace(available=int(free * GIB))
+        )
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     change()
@@ -49,12 +58,20 @@ def threads(*argv, shape=SMOLLM2):
 
 def chosen(settings):
     ds, actor = settings.args.ds, settings.args.actor
-    return ds.param_dtype, ds.attn_implementation, ds.zero_stage, actor.gradient_checkpointing_enable
+    return (
+        ds.param_dtype,
+        ds.attn_implementation,
+        ds.zero_stage,
+        actor.gradient_checkpointing_enable,
+    )
 
 
 def test_a_real_model_gets_all_cores_and_bfloat16_and_a_small_one_keeps_its_own(machine):
     settings = on_cpu("--train.micro_batch_size", "1")
-    assert chosen(settings) == ("bf16", "sdpa", 0, False) and threads("--train.micro_batch_size", "1") == 2
+    assert (
+        chosen(settings) == ("bf16", "sdpa", 0, False)
+        and threads("--train.micro_batch_size", "1") == 2
+    )
     assert settings.origin["ds.param_dtype"] == fit.ORIGIN
     assert on_cpu("--data.max_len", "256").args.ds.attn_implementation == "eager"
     small = on_cpu(shape=TINY)
@@ -67,14 +84,33 @@ def test_a_real_model_gets_all_cores_and_bfloat16_and_a_small_one_keeps_its_own(
 
 
 def test_flags_and_the_environment_win(machine, monkeypatch):
-    flags = ["--ds.param_dtype", "fp32", "--ds.attn_implementation", "eager", "--ds.zero_stage", "3"]
-    assert chosen(on_cpu(*flags, "--actor.gradient_checkpointing_enable")) == ("fp32", "eager", 3, True)
+    flags = [
+        "--ds.param_dtype",
+        "fp32",
+        "--ds.attn_implementation",
+        "eager",
+        "--ds.zero_stage",
+        "3",
+    ]
+    assert chosen(on_cpu(*flags, "--actor.gradient_checkpointing_enable")) == (
+        "fp32",
+        "eager",
+        3,
+        True,
+    )
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert threads() == 7
 
 
 def test_checkpointing_where_memory_needs_it_and_a_refusal_where_that_is_not_enough(machine):
-    flags = ["--train.micro_batch_size", "8", "--data.max_len", "512", "--rollout.max_new_tokens", "64"]
+    flags = [
+        "--train.micro_batch_size",
+        "8",
+        "--data.max_len",
+        "512",
+        "--rollout.max_new_tokens",
+        "64",
+    ]
 
     def needed(*more):
         return fit.cpu_memory(on_cpu(*flags, *more), SMOLLM2) / GIB
@@ -84,17 +120,32 @@ def test_checkpointing_where_memory_needs_it_and_a_refusal_where_that_is_not_eno
     # OpenRLHF's pass copies the logits
     assert needed("--ds.packing_samples") - with_all == pytest.approx(8 * 64 * 49_152 * 10 / GIB)
     machine(free=with_all - 1)
-    assert chosen(on_cpu(*flags))[3] and needed() == pytest.approx(with_all - 5.27 * 28 / 30, abs=0.02)
-    machine(free=6.5)  # the model alone: 20 bytes a parameter, 2 in the engine, and three processes of 1.2 GiB
+    assert chosen(on_cpu(*flags))[3] and needed() == pytest.approx(
+        with_all - 5.27 * 28 / 30, abs=0.02
+    )
+    machine(
+        free=6.5
+    )  # the model alone: 20 bytes a parameter, 2 in the engine, and three processes of 1.2 GiB
     assert "too few if" in fit.describe(on_cpu(*flags), SMOLLM2)[1]
     machine(free=6.3)
-    with pytest.raises(UsageError, match=r"m needs 6\.4 GiB of memory beside its rollouts, 6\.3 are free; take"):
+    with pytest.raises(
+        UsageError, match=r"m needs 6\.4 GiB of memory beside its rollouts, 6\.3 are free; take"
+    ):
         on_cpu(*flags)
-    on_cpu(*flags, "--ds.lora.rank", "8")  # 2 + 2 bytes a parameter, 18 a parameter of the adapters: 4.2 GiB
+    on_cpu(
+        *flags, "--ds.lora.rank", "8"
+    )  # 2 + 2 bytes a parameter, 18 a parameter of the adapters: 4.2 GiB
 
 
 def test_the_engine_holds_a_step_of_rollouts(machine):
-    flags = ["--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "8", "--data.max_len", "100"]
+    flags = [
+        "--rollout.batch_size",
+        "8",
+        "--rollout.n_samples_per_prompt",
+        "8",
+        "--data.max_len",
+        "100",
+    ]
     # 64 rollouts of four blocks of 32 tokens, and vLLM's own block; 11,520 numbers of 2 bytes a token.
     assert fit.engine_limits(on_cpu(*flags).args, SMOLLM2) == {
         "max_num_seqs": 64, "kv_cache_memory_bytes": (64 * 4 + 1) * 32 * 11_520 * 2
@@ -118,7 +169,13 @@ def test_an_engine_that_starts_beside_the_policy_measures_no_memory(pretend_gpus
     assert found.get("kv_cache_memory_bytes") == expected
 
 
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "tie_word_embeddings",
+)
 QWEN3 = dict(vocab_size=151_936, num_key_value_heads=8, head_dim=128)
 SHAPES = {
     name: Shape.of(SimpleNamespace(**QWEN3, **dict(zip(SIZES, sizes, strict=True))))
@@ -128,10 +185,17 @@ SHAPES = {
         "qwen3-8b": (4096, 12_288, 36, 32, False),
     }.items()
 }
-REAL = {24: 23.5, 40: 39.4, 80: 79.2, 141: 139.8}  # GiB that the driver shows of an RTX 4090, A100, H100, H200
+REAL = {
+    24: 23.5,
+    40: 39.4,
+    80: 79.2,
+    141: 139.8,
+}  # GiB that the driver shows of an RTX 4090, A100, H100, H200
 
 
-@pytest.mark.parametrize(("name", "published"), [("qwen3-0.6b", 596_049_920), ("qwen3-8b", 8_190_735_360)])
+@pytest.mark.parametrize(
+    ("name", "published"), [("qwen3-0.6b", 596_049_920), ("qwen3-8b", 8_190_735_360)]
+)
 def test_the_size_of_a_dense_model_follows_from_its_configuration(name, published):
     assert SHAPES[name].parameters == pytest.approx(published, rel=2e-4)  # without norms and biases
 
@@ -150,10 +214,20 @@ def test_a_mixture_or_an_unknown_kind_of_model_is_not_judged():
         (["--ckpt.max_mem", "20"], 27e9, ""),  # room for one
     ],
 )
-def test_the_start_warns_where_checkpoints_have_no_room(pretend_gpus, monkeypatch, flags, free, said):
+def test_the_start_warns_where_checkpoints_have_no_room(
+    pretend_gpus, monkeypatch, flags, free, said
+):
     pretend_gpus(1)
     monkeypatch.setattr(fit.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    own = ["--actor.model_name_or_path", "m", "--ckpt.max_num", "2", "--ckpt.save_steps", "5", *flags]
+    own = [
+        "--actor.model_name_or_path",
+        "m",
+        "--ckpt.max_num",
+        "2",
+        "--ckpt.save_steps",
+        "5",
+        *flags,
+    ]
     shape = dataclasses.replace(SHAPES["qwen3-0.6b"], parameters=10**9)
     lines = fit.checkpoint_warnings(shape, arguments.parse(own).args)
     assert len(lines) == bool(said) and "".join(lines).startswith(said)
@@ -183,15 +257,21 @@ def test_the_estimate_by_hand(fitted):
         return [memory.always / 1e9, memory.training / 1e9, memory.log_probs / 1e9]
 
     one, logits = 1.720451, 4 * 4096 * 151_936 * 4 / 1e9
-    batch = 4 * 5120 * 2048 * (28 * 2 + 56) / 1e9 + logits  # recomputed: the layers' inputs and one layer
+    batch = (
+        4 * 5120 * 2048 * (28 * 2 + 56) / 1e9 + logits
+    )  # recomputed: the layers' inputs and one layer
     kept = 4 * 5120 * 2048 * 28 * 56 / 1e9 + logits
     log_probs = 8 * 5120 * 2048 * 56 / 1e9 + 8 * 4096 * 151_936 * 3 / 1e9
     # 2 bytes of weights, 2 of gradients, 12 of states; 4e9 bytes beside them
     recomputed = "--actor.gradient_checkpointing_enable"
-    assert needed(recomputed) == pytest.approx([one * 16, one * 16 + batch + 4, one * 2 + log_probs + 4], rel=1e-5)
+    assert needed(recomputed) == pytest.approx(
+        [one * 16, one * 16 + batch + 4, one * 2 + log_probs + 4], rel=1e-5
+    )
     assert needed(recomputed, gpus=4)[1] == pytest.approx(one * (2 + 14 / 4) + batch + 4)
     # ZeRO 3 gathers 2
-    assert needed(recomputed, "--ds.zero_stage", "3", gpus=4)[1] == pytest.approx(one * 16 / 4 + 2 + batch + 4)
+    assert needed(recomputed, "--ds.zero_stage", "3", gpus=4)[1] == pytest.approx(
+        one * 16 / 4 + 2 + batch + 4
+    )
     # Of 85 GB, 0.95 hold the activations of two of the four rows, on four GPUs too.
     assert needed(gpus=4)[1] == pytest.approx(one * (2 + 14 / 4) + kept / 2 + 4)
     assert needed()[1] == pytest.approx(one * 16 + kept / 2 + 4)
@@ -203,13 +283,21 @@ def test_the_estimate_by_hand(fitted):
         ("qwen3-1.7b", 80, [], 4, False),
         ("qwen3-1.7b", 80, [], 1, False),  # with two rows in place of four
         ("qwen3-1.7b", 40, [], 1, True),
-        ("qwen3-0.6b", 24, [], 1, True),  # one row of 5,120 tokens would fit without, and leave the GPU idle
+        (
+            "qwen3-0.6b",
+            24,
+            [],
+            1,
+            True,
+        ),  # one row of 5,120 tokens would fit without, and leave the GPU idle
         ("qwen3-8b", 80, [], 8, True),
         ("qwen3-1.7b", 80, ["--actor.gradient_checkpointing_enable"], 4, True),
         ("qwen3-1.7b", 40, ["--no-actor.gradient_checkpointing_enable"], 1, False),
     ],
 )
-def test_activations_are_recomputed_only_where_they_do_not_fit(fitted, preset, gib, flags, gpus, recomputes):
+def test_activations_are_recomputed_only_where_they_do_not_fit(
+    fitted, preset, gib, flags, gpus, recomputes
+):
     settings = fitted(preset, gib, *flags, gpus=gpus)
     assert settings.args.actor.gradient_checkpointing_enable is recomputes
     said = "with" if recomputes else "without"
@@ -217,7 +305,9 @@ def test_activations_are_recomputed_only_where_they_do_not_fit(fitted, preset, g
 
 
 @pytest.mark.parametrize(("gib", "warns"), [(512, False), (256, True)])
-def test_the_start_warns_where_models_that_sleep_do_not_fit_into_main_memory(fitted, monkeypatch, gib, warns):
+def test_the_start_warns_where_models_that_sleep_do_not_fit_into_main_memory(
+    fitted, monkeypatch, gib, warns
+):
     settings = fitted("qwen3-8b", 80, gpus=8)
     monkeypatch.setattr(fit.machine, "main_memory", lambda: gib * GIB)
     # 8 engines x 4/3 x 16.4 GB of weights, 14 bytes of 8.2e9 parameters, 16 processes of 4 GB
@@ -226,7 +316,9 @@ def test_the_start_warns_where_models_that_sleep_do_not_fit_into_main_memory(fit
         8 * 4 / 3 * 2 * parameters + 14 * parameters + 64e9
     )
     said = fit.describe(settings, SHAPES["qwen3-8b"])[1:]
-    assert [line.startswith(f"warning: of {gib} GiB of main memory") for line in said] == [True] * warns
+    assert [line.startswith(f"warning: of {gib} GiB of main memory") for line in said] == [
+        True
+    ] * warns
 
 
 @pytest.mark.parametrize(
@@ -234,7 +326,11 @@ def test_the_start_warns_where_models_that_sleep_do_not_fit_into_main_memory(fit
     [
         ([], "--ds.zero_stage 3", "--actor.gradient_checkpointing_enable"),
         (["--ds.zero_stage", "3"], "--ds.adam_offload", "--ds.zero_stage"),
-        (["--ds.lora.rank", "8", "--no-actor.gradient_checkpointing_enable"], "--actor.grad", "--ds.lora.rank"),
+        (
+            ["--ds.lora.rank", "8", "--no-actor.gradient_checkpointing_enable"],
+            "--actor.grad",
+            "--ds.lora.rank",
+        ),
     ],
 )
 def test_what_is_given_already_is_not_advised(pretend_gpus, flags, advised, not_advised):
@@ -268,7 +364,9 @@ def test_a_replayed_row_for_each_fresh_one_halves_the_micro_batch(fitted):
 
 
 def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fitted):
-    settings = fitted("qwen3-0.6b", 24, "--train.micro_batch_size", "4", "--rollout.micro_batch_size", "2")
+    settings = fitted(
+        "qwen3-0.6b", 24, "--train.micro_batch_size", "4", "--rollout.micro_batch_size", "2"
+    )
     assert sizes(settings) == (4, 2)
     warning = "warning: of 23.5 GiB of a GPU the estimate takes 24.1: lower --tr"
     assert fit.describe(settings, SHAPES["qwen3-0.6b"])[1].startswith(warning)
@@ -276,14 +374,19 @@ def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fitted):
     args = fitted("qwen3-0.6b", 24, *packed).args  # 5,120 logits a row
     assert (args.train.max_tokens_per_gpu, args.rollout.max_tokens_per_gpu) == (5120, 2 * 5120)
     given = fitted("qwen3-0.6b", 24, *packed, "--train.max_tokens_per_gpu", "20480")
-    assert given.args.train.max_tokens_per_gpu == 20480 and len(fit.describe(given, SHAPES["qwen3-0.6b"])) == 2
+    assert (
+        given.args.train.max_tokens_per_gpu == 20480
+        and len(fit.describe(given, SHAPES["qwen3-0.6b"])) == 2
+    )
 
 
 def test_only_what_cannot_fit_in_any_case_is_refused(fitted):
     line = r"Qwen3-1.7B-Base needs 25\.6 GiB of each GPU for .* has 23\.5; give --ds.zero"
     with pytest.raises(UsageError, match=line):
         fitted("qwen3-1.7b", 24)
-    near = fitted("qwen3-8b", 40, gpus=4)  # 32.8e9 bytes of states with ZeRO 3, and 5.0e9 of one row's logits
+    near = fitted(
+        "qwen3-8b", 40, gpus=4
+    )  # 32.8e9 bytes of states with ZeRO 3, and 5.0e9 of one row's logits
     assert sizes(near) == (1, 4) and len(fit.describe(near, SHAPES["qwen3-8b"])) == 2
 
 
@@ -296,12 +399,16 @@ def test_smollm2_is_converted_once_with_its_chat_template_and_held_out_problems(
     stamp = (folder / "smollm2.json").stat().st_mtime_ns
     smollm2.prepare(folder)
     assert (folder / "smollm2.json").stat().st_mtime_ns == stamp
-    train, heldout = (list(map(json.loads, (folder / f"{name}.jsonl").open())) for name in ("train", "heldout"))
+    train, heldout = (
+        list(map(json.loads, (folder / f"{name}.jsonl").open())) for name in ("train", "heldout")
+    )
     problems, others = ({row["input"] for row in rows} for rows in (train, heldout))
     assert (len(problems), len(others)) == (80, 128) and problems.isdisjoint(others)
     for row in train:
         assert eval(row["input"].rpartition("\n")[2].removesuffix(" =")) == int(row["label"])
-    model, tokenizer = (each.from_pretrained(folder / "model") for each in (AutoModelForCausalLM, AutoTokenizer))
+    model, tokenizer = (
+        each.from_pretrained(folder / "model") for each in (AutoModelForCausalLM, AutoTokenizer)
+    )
     assert Shape.of(model.config) == SMOLLM2
     assert tokenizer.eos_token == "<|im_end|>" and tokenizer.chat_template
     prompt = tokenizer("The capital of France is", return_tensors="pt")
@@ -311,6 +418,8 @@ def test_smollm2_is_converted_once_with_its_chat_template_and_held_out_problems(
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(smollm2, "_PACKAGES", ("no-such-package",))
-    with pytest.raises(UsageError, match=r"--preset smollm2 needs the package no-such-package.*setup_env"):
+    with pytest.raises(
+        UsageError, match=r"--preset smollm2 needs the package no-such-package.*setup_env"
+    ):
         smollm2.prepare(tmp_path / "made")
     assert not (tmp_path / "made").exists()

@@ -47,7 +47,10 @@ def shared_engines(ray_node):
         async def generate_groups(self, prompts, sampling, samples, max_length):
             self.sizes.append(len(prompts))
             temperature, logprobs = sampling["temperature"], sampling["logprobs"]
-            groups = (self.group(prompt, label, temperature, samples, logprobs) for prompt, label, _ in prompts)
+            groups = (
+                self.group(prompt, label, temperature, samples, logprobs)
+                for prompt, label, _ in prompts
+            )
             return await asyncio.gather(*groups)
 
         async def group(self, prompt, label, temperature, num_samples, logprobs=None):
@@ -62,12 +65,17 @@ def shared_engines(ray_node):
                 "prompt": prompt, "label": label, "observation_tokens": [1, 2, 3, 4], "action_ranges": [(1, 4)],
                 "reward": 9.0, "rollout_log_probs": [0.0, -1.0, -2.0, -3.0] if logprobs else None, "extra_logs": {},
             }  # fmt: skip
-            return [response | {"scores": SCORES[label[i]], "read": label[i]} for i in range(num_samples)]
+            return [
+                response | {"scores": SCORES[label[i]], "read": label[i]}
+                for i in range(num_samples)
+            ]
 
         async def sample(self, requests, sampling):
             self.sizes.append(len(requests))
             n, text = sampling["n"], f"{sampling['temperature']} {sampling['top_p']}"
-            return [Finished(r.number, [text] * n, [r.max_tokens] * n, [False] * n) for r in requests]
+            return [
+                Finished(r.number, [text] * n, [r.max_tokens] * n, [False] * n) for r in requests
+            ]
 
         async def recorded(self, name="calls"):
             return getattr(self, name)
@@ -96,7 +104,9 @@ def engine(engines):
 
 def tree(**values):
     """Arguments as OpenRLHF has them."""
-    return SimpleNamespace(**{name: tree(**v) if isinstance(v, dict) else v for name, v in values.items()})
+    return SimpleNamespace(
+        **{name: tree(**v) if isinstance(v, dict) else v for name, v in values.items()}
+    )
 
 
 @pytest.fixture
@@ -104,7 +114,15 @@ def generator(engine):
     """Function: a generator of batches over prompts "1", "2", ... with these labels."""
 
     def make(
-        labels, sampler=None, *, sleep=False, engines=(engine,), at_a_time=None, train_batch=0, vllms=False, **options
+        labels,
+        sampler=None,
+        *,
+        sleep=False,
+        engines=(engine,),
+        at_a_time=None,
+        train_batch=0,
+        vllms=False,
+        **options,
     ):
         sampler = sampler or Sampler(FACTS)
         sizes = {"batch_size": sampler.facts.groups, "n_samples_per_prompt": GROUP}
@@ -149,7 +167,10 @@ def draw(made):
     """One call, as OpenRLHF's fit() makes it: the prompts of the batch, prompts generated for, end of the pass."""
     made.last_batch, _, consumed, exhausted = made.generate_samples()
     groups = made.last_batch.trained
-    assert all([rollout.prompts for rollout in group.rollouts] == [[group.prompt.text]] * GROUP for group in groups)
+    assert all(
+        [rollout.prompts for rollout in group.rollouts] == [[group.prompt.text]] * GROUP
+        for group in groups
+    )
     assert all(group.read == tuple(group.prompt.label[:GROUP]) for group in groups)
     return texts(groups), consumed, exhausted
 
@@ -246,8 +267,13 @@ def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generato
     order, observed = iter([2, 0, 2, 1, 1, 0]), []
     made = generator([HARD, MIXED, MIXED], Drawing(FACTS), predictive=lambda: "predictive")
     assert draw(made) == ("31", 2, False)
-    assert [(group.drawn.inclusion, group.drawn.weight) for group in made.last_batch.trained] == [(0.5, 2.0)] * 2
-    assert (made.last_batch.snapshot.place, made.last_batch.snapshot.ends_pass) == ({"place": 2}, False)
+    assert [(group.drawn.inclusion, group.drawn.weight) for group in made.last_batch.trained] == [
+        (0.5, 2.0)
+    ] * 2
+    assert (made.last_batch.snapshot.place, made.last_batch.snapshot.ends_pass) == (
+        {"place": 2},
+        False,
+    )
     assert draw(made) == ("", 1, True)  # a pass is as many prompts as there are
     assert draw(made) == ("32", 1, False)
     assert observed == [(2, True), (0, False), (2, True), (1, True)]
@@ -284,7 +310,12 @@ def test_kept_groups_stand_in_the_order_in_which_they_were_sent(generator, engin
     ray.get(engine.start_over.remote({"1": "4"}))
     made = generator([MIXED, MIXED, EASY, MIXED], Mixed(groups=3))
     assert draw(made) == ("124", 4, False)
-    assert ray.get(engine.recorded.remote("sizes")) == [1, 1, 1, 1]  # the strategy hears of each group by itself
+    assert ray.get(engine.recorded.remote("sizes")) == [
+        1,
+        1,
+        1,
+        1,
+    ]  # the strategy hears of each group by itself
 
 
 def test_the_surplus_of_a_round_is_observed(generator):
@@ -316,31 +347,46 @@ def test_what_was_not_verified_is_no_score(generator):
     plain = generator(["1?", "0?"])
     rollouts = rollouts_of(plain.generate_samples()[0].trained)
     assert [str(rollout.scores.item()) for rollout in rollouts] == ["1.0", "nan", "0.0", "nan"]
-    assert [rollout.info["score"].item() for rollout in rollouts] == [1, 0, 0, 0]  # for a mean that is logged
+    assert [rollout.info["score"].item() for rollout in rollouts] == [
+        1,
+        0,
+        0,
+        0,
+    ]  # for a mean that is logged
 
 
 def test_a_budget_is_never_exceeded_and_no_batch_is_begun_that_cannot_be_filled(generator):
-    made = generator([MIXED] * 3, max_rollouts=2 * BATCH * GROUP + 3)  # two steps, and a group that fills no third
+    made = generator(
+        [MIXED] * 3, max_rollouts=2 * BATCH * GROUP + 3
+    )  # two steps, and a group that fills no third
     assert [draw(made)[0] for _ in range(3)] == ["12", "", "31"]
     with pytest.raises(BudgetSpent):
         draw(made)
     assert made.generated == 8
     assert made.unused() == 0
     rounds = generator([MIXED] * 9, Mixed(a_round=6), max_rollouts=8 * GROUP)
-    assert [draw(rounds) for _ in range(2)] == [("12", 6, False), ("78", 2, False)]  # two of a round of six
+    assert [draw(rounds) for _ in range(2)] == [
+        ("12", 6, False),
+        ("78", 2, False),
+    ]  # two of a round of six
     with pytest.raises(BudgetSpent):
         draw(rounds)
     assert rounds.generated == 8 * GROUP
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("labels", [[EASY, MIXED, MIXED, HARD, MIXED, MIXED, EASY], [EASY, MIXED, MIXED, MIXED, MIXED]])
+@pytest.mark.parametrize(
+    "labels", [[EASY, MIXED, MIXED, HARD, MIXED, MIXED, EASY], [EASY, MIXED, MIXED, MIXED, MIXED]]
+)
 def test_a_checkpoint_between_steps_continues_with_the_same_batches(generator, labels, steps):
     """In the second case the pass ends with the second step, too."""
 
     def train(made, count):
         """Batches, with what came with them."""
-        return [(draw_batches(made, 1), *beside(made), made.generated, made.last_batch.snapshot) for _ in range(count)]
+        return [
+            (draw_batches(made, 1), *beside(made), made.generated, made.last_batch.snapshot)
+            for _ in range(count)
+        ]
 
     expected = train(generator(labels, Resting(a_round=3)), steps + 4)
     stopped = generator(labels, Resting(a_round=3))
@@ -366,7 +412,11 @@ def test_more_responses_are_scored_as_in_training_and_the_engine_sleeps_again(ge
     # a score that is absent, unlike a missing one (NaN), leaves the reward
     np.testing.assert_array_equal(scores, [[1, 0, math.nan], [0, 9, 1]])
     first, *asked, last = ray.get(engine.recorded.remote())
-    assert (first, sorted(asked), last) == ("wake_up", [("a", "10?", 0.5, 3), ("b", "0-1", 0.5, 3)], "sleep")
+    assert (first, sorted(asked), last) == (
+        "wake_up",
+        [("a", "10?", 0.5, 3), ("b", "0-1", 0.5, 3)],
+        "sleep",
+    )
     assert (made.generated, made.unused()) == (0, 0)
 
 
@@ -385,7 +435,9 @@ def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engi
     ("updates", "most", "vllms", "second"),
     [(2, 2, False, None), (1, 2, False, (1, 3)), (2, 3, False, (1, 3)), (2, 2, True, (1, 3))],
 )
-def test_after_the_first_batch_log_probs_come_only_where_they_are_needed(generator, updates, most, vllms, second):
+def test_after_the_first_batch_log_probs_come_only_where_they_are_needed(
+    generator, updates, most, vllms, second
+):
     """Where no pass of the policy takes them, or where 3 has waited, and came with them."""
     made = generator([MIXED] * 4, at_a_time=most, train_batch=BATCH * GROUP // updates, vllms=vllms)
     for prompts, shape in (("12", (1, 3)), ("34", second)):
@@ -402,7 +454,12 @@ def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained
     made.version = 2
     made.drop_stale(1)
     assert (draw(made)[0], beside(made)) == ("56", ("34", 0))
-    assert [group.version for group in made.last_batch.trained + made.last_batch.filtered] == [2, 2, 0, 0]
+    assert [group.version for group in made.last_batch.trained + made.last_batch.filtered] == [
+        2,
+        2,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
@@ -410,7 +467,9 @@ def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generat
     """8 prompts, 2 a batch, 5 at a time: a resume after any step trains each prompt once a pass."""
     stopped = generator([MIXED] * 8, at_a_time=5)
     before = draw_batches(stopped, steps)
-    assert stopped.last_batch.snapshot.generated == steps * 2 * GROUP  # the rest will be asked for again
+    assert (
+        stopped.last_batch.snapshot.generated == steps * 2 * GROUP
+    )  # the rest will be asked for again
     resumed = continued(generator([MIXED] * 8, at_a_time=5), stopped.last_batch.snapshot)
     after = draw_batches(resumed, 8 - steps)
     assert sorted("".join(before + after)) == sorted("12345678" * 2)
@@ -421,7 +480,10 @@ def test_a_pass_that_ended_before_the_checkpoint_ends_once(generator):
     """All four prompts are drawn at once; after the resume the pass is over when the two that waited are trained on."""
     stopped = generator([MIXED] * 4, at_a_time=9)
     assert draw(stopped) == ("12", 4, False)
-    assert (stopped.last_batch.snapshot.place, stopped.last_batch.snapshot.ends_pass) == ({}, False)  # two wait
+    assert (stopped.last_batch.snapshot.place, stopped.last_batch.snapshot.ends_pass) == (
+        {},
+        False,
+    )  # two wait
     ended = []
     sampler = Sampler(FACTS)
     sampler.end_pass = lambda: ended.append(True)
@@ -437,7 +499,9 @@ def ahead(generator):
     made = []
 
     def make(labels, sampler=None, *, partial=False):
-        train = SimpleNamespace(async_queue_size=3, max_lag=None, partial_rollout_enable=partial, num_episodes=2)
+        train = SimpleNamespace(
+            async_queue_size=3, max_lag=None, partial_rollout_enable=partial, num_episodes=2
+        )
         handed = GenerationAhead(generator(labels, sampler), SimpleNamespace(train=train), 0, 0)
         made.append(handed)
         return handed
@@ -448,7 +512,9 @@ def ahead(generator):
         handed._thread.join()  # or it would ask the engine of the next test
 
 
-def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_ahead_of_it(generator, ahead):
+def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_ahead_of_it(
+    generator, ahead
+):
     labels = [MIXED] * 8
     handed = ahead(labels, Resting(a_round=3))
     assert draw(handed)[0] == "12"
@@ -459,8 +525,12 @@ def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_
     assert resumed.last_batch.snapshot == handed.last_batch.snapshot
 
 
-@pytest.mark.parametrize(("partial", "calls"), [(False, []), (True, ["pause_generation", "resume_generation"])])
-def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(ahead, engine, partial, calls):
+@pytest.mark.parametrize(
+    ("partial", "calls"), [(False, []), (True, ["pause_generation", "resume_generation"])]
+)
+def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(
+    ahead, engine, partial, calls
+):
     handed = ahead([MIXED] * 2, partial=partial)
     with handed.updating():  # of a resume: the engines get the weights of the checkpoint
         pass
@@ -475,15 +545,24 @@ def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(
 def test_benchmarks_are_shared_by_the_engines_and_cost_no_rollouts(generator, engines):
     made = generator([], engines=engines)
     requests = [Request(number, [1, 2], 5 + number) for number in range(20)]
-    finished = [each for some in made.sample(requests, {"n": 2, "temperature": 0.6, "top_p": 0.95}) for each in some]
+    finished = [
+        each
+        for some in made.sample(requests, {"n": 2, "temperature": 0.6, "top_p": 0.95})
+        for each in some
+    ]
     assert sorted(each.number for each in finished) == list(range(20))
-    assert all(each.responses == ["0.6 0.95"] * 2 and each.tokens == [5 + each.number] * 2 for each in finished)
+    assert all(
+        each.responses == ["0.6 0.95"] * 2 and each.tokens == [5 + each.number] * 2
+        for each in finished
+    )
     sizes = ray.get([each.recorded.remote("sizes") for each in engines])
     assert [sorted(of_engine) for of_engine in sizes] == [[2, 8], [2, 8]]  # at most 8 in a call
     assert (made.generated, made.unused()) == (0, 0)
 
 
-def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(generator, engine, monkeypatch):
+def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(
+    generator, engine, monkeypatch
+):
     monkeypatch.setattr(generation, "PROMPTS_A_CALL", 1)
     ray.get(engine.start_over.remote({"1": "3"}))  # the first prompt is answered last
     made = generator([])

@@ -37,7 +37,9 @@ def test_steps_that_teach_little_are_named(outcomes, kinds):
 
 
 def warned(samples=512, **progress):
-    return Progress(**progress).troubles(held_out_samples=samples, max_new_tokens=24, punishes_failures=True)
+    return Progress(**progress).troubles(
+        held_out_samples=samples, max_new_tokens=24, punishes_failures=True
+    )
 
 
 @pytest.fixture
@@ -47,7 +49,16 @@ def trainer(tmp_path, monkeypatch):
     machine.add_shims()
     with upstream.imports_for_driver():
         from openrlhf_dbb.actors.trainer import PosteriorTrainer
-    words = ["--preset", "tiny", "--data.max_samples", "64", "--run_name", "mine", "--logger.tensorboard_dir", ""]
+    words = [
+        "--preset",
+        "tiny",
+        "--data.max_samples",
+        "64",
+        "--run_name",
+        "mine",
+        "--logger.tensorboard_dir",
+        "",
+    ]
 
     def begin(*flags, progress):
         prepared = prepare.begin(prepare.prepare(arguments.parse([*words, *flags]), None))
@@ -82,7 +93,9 @@ def before_training(prepared):
     ("estimator", "form", "advised"),
     [("dbb", "group_norm", True), ("point", "group_norm", False), ("dbb", "batch_centered", False)],
 )
-def test_another_method_is_advised_where_the_advantages_of_a_step_do_not_sum_to_0(trainer, estimator, form, advised):
+def test_another_method_is_advised_where_the_advantages_of_a_step_do_not_sum_to_0(
+    trainer, estimator, form, advised
+):
     flags = ["--estimator", estimator, "--algo.advantage.estimator", form]
     lines = trainer(*flags, progress=Progress(outcomes=[StepOutcome(512, 0, 0)])).warnings()
     assert ("--method centered" in lines["rare"]) == advised

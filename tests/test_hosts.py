@@ -51,18 +51,29 @@ def test_what_a_trainer_lacks_is_refused_with_its_name_and_reason(host):
         assert bool(line) == bool(lacking)
         if lacking:
             [capability] = lacking
-            reason = re.escape(f"{capability.value}; {host.name} does not: {host.lacks[capability]}")
-            assert re.match(rf"strategy='{name}' needs a trainer that {reason}; use strategy=", line)
+            reason = re.escape(
+                f"{capability.value}; {host.name} does not: {host.lacks[capability]}"
+            )
+            assert re.match(
+                rf"strategy='{name}' needs a trainer that {reason}; use strategy=", line
+            )
     line = rules.refusal(rules.Plan(dbb, host=host, replay=Replay(samples=1)))
     assert bool(line) == (Capability.EXTRA_ROWS in host.lacks)
-    assert not line or f"{host.name} does not: {host.lacks[Capability.EXTRA_ROWS]}; leave it out" in line
+    assert (
+        not line
+        or f"{host.name} does not: {host.lacks[Capability.EXTRA_ROWS]}; leave it out" in line
+    )
 
 
-@pytest.mark.parametrize(("name", "value"), [("pass_rate_column", "a"), ("source_column", "a"), ("probe_fraction", 1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("pass_rate_column", "a"), ("source_column", "a"), ("probe_fraction", 1)]
+)
 def test_a_setting_that_asks_a_trainer_for_what_it_lacks_is_refused(name, value):
     settings = Settings(estimator="dbb", **{name: value})
     poor = Host("a trainer", {ASKING[name]: "it is fixed"}, {})
-    with pytest.raises(ValueError, match=rf"{name} needs .*a trainer does not: it is fixed; leave it out"):
+    with pytest.raises(
+        ValueError, match=rf"{name} needs .*a trainer does not: it is fixed; leave it out"
+    ):
         settings.check(poor, {})
     settings.check(Host("a trainer", {}, {}), {})
     Settings(estimator="dbb").check(poor, {})
@@ -74,10 +85,14 @@ def test_the_page_has_the_table_of_the_lists(monkeypatch):
 
     page = hosts_table.PAGE.read_text(encoding="utf-8")
     assert hosts_table.with_table(page) == page
-    rows = [line.split("|")[1:-1] for line in hosts_table.table().splitlines() if line.startswith("|")]
+    rows = [
+        line.split("|")[1:-1] for line in hosts_table.table().splitlines() if line.startswith("|")
+    ]
     assert [row[0].strip() for row in rows[2:]] == NAMES
     for name, *cells in rows[2:]:
-        assert [cell.strip() for cell in cells] == ["yes" if name.strip() in host.tested else "no" for host in HOSTS]
+        assert [cell.strip() for cell in cells] == [
+            "yes" if name.strip() in host.tested else "no" for host in HOSTS
+        ]
 
 
 # The sketch of a further host on that page
@@ -86,7 +101,9 @@ def test_the_page_has_the_table_of_the_lists(monkeypatch):
 @pytest.fixture
 def sketch():
     """The names that the code of the page defines."""
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "hosts.md").read_text(), flags=re.DOTALL)
+    [code] = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "hosts.md").read_text(), flags=re.DOTALL
+    )
     assert code.count("\n") <= 80
     module = type(sys)("sketch")
     exec(compile(code, "docs/hosts.md", "exec"), module.__dict__)
@@ -105,7 +122,9 @@ def orchestrator():
     loop.close()
 
 
-EXAMPLES = [{"prompt": [{"role": "user", "content": f"{row}+1="}], "answer": row + 1} for row in range(6)]
+EXAMPLES = [
+    {"prompt": [{"role": "user", "content": f"{row}+1="}], "answer": row + 1} for row in range(6)
+]
 REWARDS = ["1010", "1111", "0000", "1001", "0110", "0101"]  # of a row's rollouts
 
 
@@ -117,7 +136,10 @@ def test_the_sketch_of_another_host_trains(sketch, orchestrator, tmp_path, strat
         await asyncio.sleep(0.001 * (6 - row))  # the last ones are finished first
         first = begun[row] % 4
         begun[row] += rollouts
-        return [{"row": row, "reward": float(reward)} for reward in REWARDS[row][first : first + rollouts]]
+        return [
+            {"row": row, "reward": float(reward)}
+            for reward in REWARDS[row][first : first + rollouts]
+        ]
 
     engine = sketch.Rollouts(generate, orchestrator)
     url = f"sqlite:///{tmp_path}/runs.db"

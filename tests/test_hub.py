@@ -11,7 +11,12 @@ from typing import ClassVar
 import pytest
 
 COMMIT = "0" * 40
-FILES = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.bin": b"other", "model.gguf": b"other"}
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"other",
+    "model.gguf": b"other",
+}
 FETCH = """
 from types import SimpleNamespace
 from openrlhf_dbb.driver import hub
@@ -36,12 +41,16 @@ class Hub(BaseHTTPRequestHandler):
         Hub.asked.append((self.command, path))
         file = path.rpartition("/")[2]
         if path.startswith("/api/models/some/model/tree"):
-            tree = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": "1"} for name in FILES]
+            tree = [
+                {"type": "file", "path": name, "size": len(FILES[name]), "oid": "1"}
+                for name in FILES
+            ]
             self.answer(json.dumps(tree).encode(), "application/json")
         elif path.startswith("/api/models/some/model"):
             siblings = [{"rfilename": name} for name in FILES]
             self.answer(
-                json.dumps({"id": "some/model", "sha": COMMIT, "siblings": siblings}).encode(), "application/json"
+                json.dumps({"id": "some/model", "sha": COMMIT, "siblings": siblings}).encode(),
+                "application/json",
             )
         elif path.startswith("/some/model/resolve/") and file in FILES:
             self.answer(FILES[file], "application/octet-stream")
@@ -78,7 +87,11 @@ def fetch(tmp_path):
             "HF_HUB_DISABLE_XET": "1", **variables,
         }  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-c", FETCH.format(name=name)], env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", FETCH.format(name=name)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         snapshots = (tmp_path / "hub").glob("models--*/snapshots/*/*")
@@ -103,7 +116,11 @@ def test_weights_of_one_format_and_small_files_are_fetched_and_not_again(fetch):
     [
         ("no/such", {}, "--actor.model_name_or_path no/such: it is not on this machine"),
         ("some/model", {"HF_HUB_OFFLINE": "1"}, "hf download some/model"),
-        ("some/model", {"HF_ENDPOINT": "http://127.0.0.1:1"}, "--actor.model_name_or_path some/model"),
+        (
+            "some/model",
+            {"HF_ENDPOINT": "http://127.0.0.1:1"},
+            "--actor.model_name_or_path some/model",
+        ),
         ("not a name/at/all", {}, "--actor.model_name_or_path not a name/at/all"),
     ],
 )

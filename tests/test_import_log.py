@@ -37,7 +37,10 @@ def imported(open_new, capsys):
         return ran(capsys, "import", *words, "--run_name", name, "--store.url", run.store.url)
 
     run.store = open_new("sqlite")
-    run.steps = lambda: [json.loads(row.metrics)["import/step"] for row in run.store.query("SELECT metrics FROM steps")]
+    run.steps = lambda: [
+        json.loads(row.metrics)["import/step"]
+        for row in run.store.query("SELECT metrics FROM steps")
+    ]
     return run
 
 
@@ -81,21 +84,32 @@ def test_a_log_becomes_a_finished_run(imported, capsys, tmp_path, log):
     code, out = imported(folder, *flags)
     assert code == 0
     columns, steps, counts = out.splitlines()
-    assert re.search(rf"prompt from {names[1]}\b.* reward from {names[3]}\b.* no advantage", columns)
+    assert re.search(
+        rf"prompt from {names[1]}\b.* reward from {names[3]}\b.* no advantage", columns
+    )
     assert "3 to 7" in steps
     assert re.search("run 'log': 2 steps, 2 prompts, 6 rollouts, memory auto", counts)
     history = """SELECT step, prompt, label, rollouts, successes
                  FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY step, prompt"""
     # 1 of 2, 0 of 2; then 2 of 2
-    assert store.query(history) == [(1, "p", "1", 2, 1.0), (1, "q", "2", 2, 0.0), (2, "p", "1", 2, 2.0)]
+    assert store.query(history) == [
+        (1, "p", "1", 2, 1.0),
+        (1, "q", "2", 2, 0.0),
+        (2, "p", "1", 2, 2.0),
+    ]
     assert imported.steps() == [3, 7]
     assert store.find_run("log").status == "finished"
     texts = store.query("SELECT text FROM rollouts WHERE step = 1 AND sample = 1 ORDER BY text")
     assert [text for (text,) in texts] == ["p1", "q1"]
     # replay, the page, and warm start work on it
     assert ran(capsys, "lab", "replay", "log", "--store.url", store.url)[0] == 0
-    assert ran(capsys, "report", "log", "-o", tmp_path / "report.html", "--store.url", store.url)[0] == 0
-    with Posteriors.create(store, "next", ["p", "new"], ["1", ""], estimator="auto", warm_start="log") as posteriors:
+    assert (
+        ran(capsys, "report", "log", "-o", tmp_path / "report.html", "--store.url", store.url)[0]
+        == 0
+    )
+    with Posteriors.create(
+        store, "next", ["p", "new"], ["1", ""], estimator="auto", warm_start="log"
+    ) as posteriors:
         assert posteriors.warm_start.matched == 1
 
 
@@ -117,7 +131,9 @@ def without_advantages(imported, tmp_path):
 
 
 def test_without_a_column_of_advantages_none_is_stored_or_counted(without_advantages):
-    counts = "SELECT form, generated, zero_variance, groups, trained, informative, rescued FROM steps"
+    counts = (
+        "SELECT form, generated, zero_variance, groups, trained, informative, rescued FROM steps"
+    )
     assert without_advantages.query(counts) == [(None, 4, 2, 2, None, None, None)] * 2
     kept = without_advantages.query("SELECT advantage, baseline, scale, weight FROM rollouts")
     assert kept == [(0, None, None, None)] * 8
@@ -145,7 +161,12 @@ def test_without_a_column_of_advantages_no_command_claims_one(without_advantages
 
 
 def test_the_advantages_of_the_log_are_stored_and_counted(imported, capsys, tmp_path):
-    rows = [row(1, "p", 1, adv=0.0), row(1, "p", 1, adv=0.0), row(1, "q", 1, adv=0.5), row(1, "q", 0, adv=-0.5)]
+    rows = [
+        row(1, "p", 1, adv=0.0),
+        row(1, "p", 1, adv=0.0),
+        row(1, "q", 1, adv=0.5),
+        row(1, "q", 0, adv=-0.5),
+    ]
     assert imported(written(tmp_path / "a.jsonl", rows), "--advantage_key", "adv")[0] == 0
     store, at = imported.store, ("--store.url", imported.store.url)
     advantages = "SELECT advantage, weight FROM rollouts ORDER BY prompt_id, sample"
@@ -172,7 +193,10 @@ NAMES = {
     "a date": (["2026-11-28_rollouts_001", "2026-11-28_rollouts_002"], [1, 2]),
     "one rank": (["rank_0_step_1", "rank_0_step_2"], [1, 2]),
     "ranks of one step": (["rank_0_step_4", "rank_1_step_4"], [4]),
-    "ranks of steps": (["step_1_rank_0", "step_1_rank_1", "step_2_rank_0", "step_2_rank_1"], [1, 2]),
+    "ranks of steps": (
+        ["step_1_rank_0", "step_1_rank_1", "step_2_rank_0", "step_2_rank_1"],
+        [1, 2],
+    ),
     "times": (["12-30_step_7", "12-45_step_8"], [7, 8]),
     "every tenth, with another start": (["completions_00010", "completions_00020"], [10, 20]),
     "one file": (["completions_00005"], [5]),
@@ -184,7 +208,9 @@ NAMES = {
 def test_the_step_is_the_number_of_the_names_that_tells_it(imported, tmp_path, names):
     files, steps = NAMES[names]
     for at, name in enumerate(files):
-        written(tmp_path / "log_9" / f"{name}.jsonl", [row(None, f"p{at}", 1), row(None, f"p{at}", 0)])
+        written(
+            tmp_path / "log_9" / f"{name}.jsonl", [row(None, f"p{at}", 1), row(None, f"p{at}", 0)]
+        )
     code, out = imported(tmp_path / "log_9")
     assert code == 0 and f"steps from the file names: {steps[0]} to {steps[-1]}\n" in out
     assert imported.steps() == steps
@@ -196,15 +222,27 @@ def test_the_step_is_the_number_of_the_names_that_tells_it(imported, tmp_path, n
      ["rollouts"], ["qwen2.5"]],
 )  # fmt: skip
 def test_names_that_do_not_tell_the_step_are_refused(imported, tmp_path, files):
-    logs = [written(tmp_path / f"{name}.jsonl", [row(None, f"p{at}", 1)]) for at, name in enumerate(files)]
+    logs = [
+        written(tmp_path / f"{name}.jsonl", [row(None, f"p{at}", 1)])
+        for at, name in enumerate(files)
+    ]
     code, error = imported(*logs)
-    assert code == 2 and error.count("\n") == 1 and "give --step_key" in error and imported.store.runs() == []
+    assert (
+        code == 2
+        and error.count("\n") == 1
+        and "give --step_key" in error
+        and imported.store.runs() == []
+    )
 
 
 def test_a_file_counts_once(imported, tmp_path):
     rows = [row(1, "p", 1), row(1, "p", 0)]
     file, copy = written(tmp_path / "a.jsonl", rows), written(tmp_path / "b.jsonl", rows)
-    for files, said in (((file, file), "named twice"), ((tmp_path, file), "named twice"), ((file, copy), "a copy of")):
+    for files, said in (
+        ((file, file), "named twice"),
+        ((tmp_path, file), "named twice"),
+        ((file, copy), "a copy of"),
+    ):
         code, error = imported(*files)
         assert code == 2 and said in error
     # Steps of names may hold the same.
@@ -215,50 +253,86 @@ def test_a_file_counts_once(imported, tmp_path):
 # ---- rewards
 
 
-def test_missing_partial_and_large_rewards_are_imported_with_a_memory_that_takes_them(imported, tmp_path):
+def test_missing_partial_and_large_rewards_are_imported_with_a_memory_that_takes_them(
+    imported, tmp_path
+):
     for name, rewards, memory in (("partial", [0.5, 1, None], "gaussian"), ("any", [-3, 7, float("nan")], "gaussian"),
                                   ("right", [1, 0, None], "auto")):  # fmt: skip
         file = written(tmp_path / f"{name}.jsonl", [row(1, "p", reward) for reward in rewards])
         code, out = imported(file, name=name)
-        assert code == 0 and f"run '{name}': 1 steps, 1 prompts, 3 rollouts, memory {memory};" in out
+        assert (
+            code == 0 and f"run '{name}': 1 steps, 1 prompts, 3 rollouts, memory {memory};" in out
+        )
         assert re.search(r"1 rows have no reward, first .*line 3; 0 steps left out", out)
         run = imported.store.find_run(name)
         assert run.estimator == "point" and run.parameters == {"memory": memory}
-        assert imported.store.query("SELECT rollouts FROM steps WHERE run_id = :run", run=run.run_id) == [(2,)]
+        assert imported.store.query(
+            "SELECT rollouts FROM steps WHERE run_id = :run", run=run.run_id
+        ) == [(2,)]
 
 
 def test_true_and_false_and_nested_rewards_are_read(imported, tmp_path):
     (tmp_path / "a.csv").write_text("step,prompt,reward\n1,p,True\n1,p,False\n1,p,true\n")
-    nested = written(tmp_path / "b.jsonl", [row(1, "p", {"correct": value}) for value in (True, False, 1)])
+    nested = written(
+        tmp_path / "b.jsonl", [row(1, "p", {"correct": value}) for value in (True, False, 1)]
+    )
     for file, flags in ((tmp_path / "a.csv", []), (nested, ["--reward_key", "reward.correct"])):
         assert imported(file, *flags, name=file.name)[0] == 0
         run = imported.store.find_run(file.name).run_id
-        assert imported.store.query("SELECT rollouts, successes FROM steps WHERE run_id = :run", run=run) == [(3, 2)]
+        assert imported.store.query(
+            "SELECT rollouts, successes FROM steps WHERE run_id = :run", run=run
+        ) == [(3, 2)]
 
 
 REFUSED = {
     "nothing.jsonl": (None, "there is no .*nothing.jsonl; name a log"),
     "a.jsonl": ('{"prompt": "p"', "a.jsonl cannot be read: line 1: broken JSON"),
-    "b.jsonl": ('{"prompt": "p", "step": 1}', "line 1 has no column score or reward.*; give --reward_key of prompt"),
-    "c.jsonl": ('{"prompt": "p", "reward": "good", "step": 1}', "line 1: reward 'good' is not a number"),
-    "d.jsonl": ('{"prompt": "p", "reward": 1, "step": 1.5}', "line 1: step '1.5' is not a whole number"),
+    "b.jsonl": (
+        '{"prompt": "p", "step": 1}',
+        "line 1 has no column score or reward.*; give --reward_key of prompt",
+    ),
+    "c.jsonl": (
+        '{"prompt": "p", "reward": "good", "step": 1}',
+        "line 1: reward 'good' is not a number",
+    ),
+    "d.jsonl": (
+        '{"prompt": "p", "reward": 1, "step": 1.5}',
+        "line 1: step '1.5' is not a whole number",
+    ),
     "e.jsonl": ('{"prompt": "p", "reward": null, "step": 1}', "has no rows with a reward"),
-    "f.jsonl": ('{"prompt": "p", "reward": Infinity, "step": 1}', "line 1: reward inf is not finite"),
-    "g.jsonl": ('{"prompt": "p", "reward": {"a": 1}, "step": 1}', "not a number; .* --reward_key reward.correct"),
+    "f.jsonl": (
+        '{"prompt": "p", "reward": Infinity, "step": 1}',
+        "line 1: reward inf is not finite",
+    ),
+    "g.jsonl": (
+        '{"prompt": "p", "reward": {"a": 1}, "step": 1}',
+        "not a number; .* --reward_key reward.correct",
+    ),
     "h.jsonl": ('{"prompt": "", "reward": 1, "step": 1}', "line 1 has no prompt"),
-    "i.jsonl": ('{"prompt": "p", "reward": 1, "step": 1}\n{"prompt": "p", "step": 1}', "line 2 has no column reward"),
+    "i.jsonl": (
+        '{"prompt": "p", "reward": 1, "step": 1}\n{"prompt": "p", "step": 1}',
+        "line 2 has no column reward",
+    ),
     "k.jsonl": (
         '{"prompt": "p", "label": "1", "reward": 1, "step": 1}\n{"prompt": "p", "reward": 1, "step": 1}',
         "line 2: its label is '', but the same prompt in .*line 1 has '1'",
     ),
-    "j.json": ('[{"columns": ["prompt", "reward", "step"], "data": [["p", 1]]}]', "row 1 has 2 values for 3 columns"),
-    "l.json": ('[{"columns": ["prompt", null, ["x"]], "data": [["p", 1, 2]]}]', "no column score or reward"),
+    "j.json": (
+        '[{"columns": ["prompt", "reward", "step"], "data": [["p", 1]]}]',
+        "row 1 has 2 values for 3 columns",
+    ),
+    "l.json": (
+        '[{"columns": ["prompt", null, ["x"]], "data": [["p", 1, 2]]}]',
+        "no column score or reward",
+    ),
     "l.jsonl": ('{"prompt": ' + "[" * 100_000, "l.jsonl cannot be read: .*recursion"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_log_that_cannot_be_read_is_refused_in_one_line_and_leaves_no_run(imported, tmp_path, name):
+def test_a_log_that_cannot_be_read_is_refused_in_one_line_and_leaves_no_run(
+    imported, tmp_path, name
+):
     content, message = REFUSED[name]
     if content is not None:
         (tmp_path / name).write_text(content)
@@ -289,7 +363,9 @@ def test_a_trainers_own_advantages_are_stored_as_they_are(url):
             posteriors.observe(1, ["p"] * 2, ["1"] * 2, [1, 1], advantages=[0.5, 0.5])
         with pytest.raises(ValueError, match="advantage"):
             posteriors.observe(1, ["p"] * 2, ["1"] * 2, [1, 1], form=None, advantages=[0.5, None])
-        scored = posteriors.observe(1, ["p"] * 2, ["1"] * 2, [1, 1], form=None, advantages=[0.5, 0.5])
+        scored = posteriors.observe(
+            1, ["p"] * 2, ["1"] * 2, [1, 1], form=None, advantages=[0.5, 0.5]
+        )
         # all right and given an advantage: rescued
         assert scored.advantages.tolist() == [0.5, 0.5] and scored.metrics["estimator/rescued"] == 1
         scored = posteriors.observe(2, ["p"] * 2, ["1"] * 2, [1, 0], form=None)
@@ -301,10 +377,14 @@ def test_a_trainers_own_advantages_are_stored_as_they_are(url):
 
 def test_rounding_is_no_advantage_of_a_group_of_equal_rewards(url):
     prompts, labels = ["p", "q"], ["1", "2"]
-    with Posteriors.create(url, "run", prompts, labels, parameters={"memory": "gaussian"}) as posteriors:
+    with Posteriors.create(
+        url, "run", prompts, labels, parameters={"memory": "gaussian"}
+    ) as posteriors:
         rollouts = (["p", "p", "q", "q"], ["1", "1", "2", "2"], [1.2, 1.2, 1, 0])
         scored = posteriors.observe(1, *rollouts, form=None, advantages=[3e-4, -4e-3, 0.5, -3e-4])
         posteriors.settle()
-        counts = posteriors.store.query("SELECT trained, informative, rescued, zero_variance FROM steps")
+        counts = posteriors.store.query(
+            "SELECT trained, informative, rescued, zero_variance FROM steps"
+        )
     assert scored.advantages.tolist() == [0, 0, 0.5, -3e-4]
     assert counts == [(4, 2, 0, 2)]

@@ -9,7 +9,15 @@ import time
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "tiny", "--train.num_episodes", "50"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "openrlhf_dbb.cli.train_grpo",
+    "--preset",
+    "tiny",
+    "--train.num_episodes",
+    "50",
+]
 WITHIN_S = 10  # an idle machine needs less than one
 
 
@@ -18,13 +26,19 @@ def ended(process, sent):
     process.send_signal(sent)
     _, written = process.communicate(timeout=WITHIN_S)
     assert "Traceback" not in written
-    return process.returncode, [line for line in written.splitlines() if line.startswith("interrupted: ")]
+    return process.returncode, [
+        line for line in written.splitlines() if line.startswith("interrupted: ")
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("after_s", "sent", "code"), [(0.4, signal.SIGINT, 130), (4, signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("after_s", "sent", "code"), [(0.4, signal.SIGINT, 130), (4, signal.SIGTERM, 143)]
+)
 def test_the_start_ends_at_once_with_one_line(tmp_path, after_s, sent, code):
-    process = subprocess.Popen(COMMAND, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        COMMAND, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     time.sleep(after_s)
     returned, lines = ended(process, sent)
     assert returned == code
@@ -72,7 +86,9 @@ except KeyboardInterrupt as error:
 
 @pytest.mark.parametrize("stuck", [[], ["stuck"]])
 def test_a_training_ends_in_order_but_not_later_than_that(stuck):
-    process = subprocess.Popen([sys.executable, "-c", TRAINING, *stuck], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, *stuck], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == f"{process.pid}\n"
     os.kill(process.pid, signal.SIGTERM)
     assert process.communicate(timeout=WITHIN_S)[0] == "orderly 143\n"

@@ -24,7 +24,10 @@ from openrlhf_dbb.core.strategies.posterior import expected_variance, inclusion
 
 pytestmark = pytest.mark.e2e
 
-SHORT = ("dapo-auto", "async-dbb")  # a group of each is judged, drawn again, or late; grpo-dbb has neither
+SHORT = (
+    "dapo-auto",
+    "async-dbb",
+)  # a group of each is judged, drawn again, or late; grpo-dbb has neither
 DISCOUNT = 0.75
 # 32 prompts, 8 a step, 4 rollouts a prompt, 2 optimizer steps a step, a checkpoint every second step
 PROMPTS, BATCH, SAMPLES = 32, 8, 4
@@ -165,17 +168,29 @@ def check_whole(folder):
     """All numbers of the estimator, also run-wide ones, are those of a run that saw the same groups and no kill."""
     ((estimator, parameters),) = query(folder, "SELECT estimator, parameters FROM dbb_run")
     # Registered together, as at the start, they get the same ids, and so the same order in each sum.
-    of_id = {p: text for p, *text in query(folder, "SELECT prompt_id, prompt, label FROM prompts") if p <= PROMPTS}
+    of_id = {
+        p: text
+        for p, *text in query(folder, "SELECT prompt_id, prompt, label FROM prompts")
+        if p <= PROMPTS
+    }
     groups = defaultdict(list)
-    for step, *group in query(folder, "SELECT step, prompt_id, rollouts, successes FROM posterior_history"):
+    for step, *group in query(
+        folder, "SELECT step, prompt_id, rollouts, successes FROM posterior_history"
+    ):
         groups[step].append(group)
     data = zip(*(of_id[prompt] for prompt in sorted(of_id)), strict=True)
     with tempfile.TemporaryDirectory() as other:
         url, chosen = f"sqlite:///{other}/openrlhf_dbb.db", json.loads(parameters)
-        with Posteriors.create(url, "whole", *data, estimator=estimator, parameters=chosen) as whole:
+        with Posteriors.create(
+            url, "whole", *data, estimator=estimator, parameters=chosen
+        ) as whole:
             for step in sorted(groups):
-                texts = [of_id[prompt] for prompt, rollouts, _ in groups[step] for _ in range(rollouts)]
-                rewards = [float(i < right) for _, rollouts, right in groups[step] for i in range(rollouts)]
+                texts = [
+                    of_id[prompt] for prompt, rollouts, _ in groups[step] for _ in range(rollouts)
+                ]
+                rewards = [
+                    float(i < right) for _, rollouts, right in groups[step] for i in range(rollouts)
+                ]
                 whole.observe(step, *zip(*texts, strict=True), rewards)
         of_prompts = "SELECT step, prompt_id, alpha, beta, mean FROM posterior_history ORDER BY step, prompt_id"
         for sql in ("SELECT step, shared FROM steps ORDER BY step", of_prompts):
@@ -191,7 +206,10 @@ def check_usage(folder, case):
             assert generated >= trained == informative, step
         else:
             assert generated == A_STEP, step
-    seen = query(folder, "SELECT step, sum(rollouts), count(*) FROM posterior_history GROUP BY step ORDER BY step")
+    seen = query(
+        folder,
+        "SELECT step, sum(rollouts), count(*) FROM posterior_history GROUP BY step ORDER BY step",
+    )
     assert seen == query(folder, "SELECT step, generated, groups FROM steps ORDER BY step")
 
 
@@ -199,7 +217,9 @@ def check_passes(folder, first):
     """Up to every step each prompt was drawn once a pass, generated for or skipped, whatever was killed and redone."""
     drawn = Counter()
     groups = defaultdict(Counter)
-    for step, prompt, rollouts in query(folder, "SELECT step, prompt_id, rollouts FROM posterior_history"):
+    for step, prompt, rollouts in query(
+        folder, "SELECT step, prompt_id, rollouts FROM posterior_history"
+    ):
         groups[step][prompt] += _groups_in(rollouts, first)
     total = skipped = 0
     for step, skips in query(folder, "SELECT step, skipped FROM steps ORDER BY step"):
@@ -218,7 +238,10 @@ def _groups_in(rollouts, first):
         return rollouts // SAMPLES
     numbers = range(rollouts // first + 1)
     return min(
-        whole + stopped for whole in numbers for stopped in numbers if SAMPLES * whole + first * stopped == rollouts
+        whole + stopped
+        for whole in numbers
+        for stopped in numbers
+        if SAMPLES * whole + first * stopped == rollouts
     )
 
 
@@ -237,7 +260,10 @@ def check_draws(folder):
             expected = np.full(PROMPTS, BATCH / PROMPTS)
         place = {prompt: at for at, prompt in enumerate(known)}
         for prompt, count, successes, stored in drawn:
-            assert stored == pytest.approx(expected[place.get(prompt, -1)], rel=1e-9), (step, prompt)
+            assert stored == pytest.approx(expected[place.get(prompt, -1)], rel=1e-9), (
+                step,
+                prompt,
+            )
             alpha, beta = known.get(prompt, (1.0, 1.0))
             known[prompt] = DISCOUNT * alpha + successes, DISCOUNT * beta + count - successes
 
@@ -255,7 +281,9 @@ def check_checkpoint(folder):
     states = torch.load(path, map_location="cpu", weights_only=False)
     assert states["global_steps"] == 2 * states["global_step"]
     generated = saved_generation.load(path.parent, states["openrlhf_dbb"])["generated"]
-    assert query(folder, f"SELECT generated_total FROM steps WHERE step = {states['global_step']}") == [(generated,)]
+    assert query(
+        folder, f"SELECT generated_total FROM steps WHERE step = {states['global_step']}"
+    ) == [(generated,)]
 
 
 def check_end(folder, case, output):
@@ -272,7 +300,9 @@ def check_end(folder, case, output):
         assert last_step(folder) == case.steps and unused == 0
     left = f", {unused} left over at the end" if unused else ""
     assert f"  rollouts     {generated + unused} generated, {trained} trained on{left}" in output
-    assert ("% before, " in output) == ("--eval.steps" in case.flags)  # evaluation has cost no rollouts
+    assert ("% before, " in output) == (
+        "--eval.steps" in case.flags
+    )  # evaluation has cost no rollouts
     events = query(folder, "SELECT count(*) FROM dbb_event WHERE kind = 'roll_back'")
     assert events[0][0] <= 1
 
@@ -280,7 +310,9 @@ def check_end(folder, case, output):
 def check_replays(folder):
     """A prompt's newest 8 rollouts are in the checkpoint, and 4 of them are replayed from its third visit on."""
     visits, expected = Counter(), defaultdict(lambda: [0, 0])
-    for step, prompt in query(folder, "SELECT step, prompt_id FROM posterior_history ORDER BY step"):
+    for step, prompt in query(
+        folder, "SELECT step, prompt_id FROM posterior_history ORDER BY step"
+    ):
         visits[prompt] += 1
         expected[step][0] += SAMPLES * (visits[prompt] >= 3)
         expected[step][1] = SAMPLES * sum(min(count, 2) for count in visits.values())
@@ -293,7 +325,9 @@ def check_replays(folder):
         stored = query(folder, f"SELECT prompt_id, reward, length, log_prob {rows}")
         newest = [row[1:] for row in stored if row[0] == prompt][-2 * SAMPLES :]
         found = [(each.reward, len(each.log_probs), float(each.log_probs.sum())) for each in cached]
-        assert found == [(reward, length, pytest.approx(total, abs=0.02)) for reward, length, total in newest]
+        assert found == [
+            (reward, length, pytest.approx(total, abs=0.02)) for reward, length, total in newest
+        ]
 
 
 def replays_of(folder):
@@ -308,12 +342,17 @@ def replays_of(folder):
     memory.load(saved / "_actor" / tag)
     prompts = [prompt for (prompt,) in query(folder, "SELECT prompt_id FROM prompts")]
     rows = {prompt: [row.rollout for row in memory.extra_rows([prompt])] for prompt in prompts}
-    return int(tag.removeprefix("global_step")), {prompt: cached for prompt, cached in rows.items() if cached}
+    return int(tag.removeprefix("global_step")), {
+        prompt: cached for prompt, cached in rows.items() if cached
+    }
 
 
 def check_loaded_replays(folder, step, before):
     """What was cached at the resumed step, and is so still, is the same bit for bit."""
-    visits = Counter(row[0] for row in query(folder, f"SELECT prompt_id FROM posterior_history WHERE step > {step}"))
+    visits = Counter(
+        row[0]
+        for row in query(folder, f"SELECT prompt_id FROM posterior_history WHERE step > {step}")
+    )
     last, after = replays_of(folder)
     assert last > step
     checked = 0
@@ -336,7 +375,9 @@ def check_probes(folder):
 
 def check_lateness(folder):
     """The first step is on time, later ones are not; a step's lag is that of its rollouts; no evaluation is missing."""
-    late = query(folder, "SELECT step, min(lag), max(lag) FROM posterior_history GROUP BY step ORDER BY step")
+    late = query(
+        folder, "SELECT step, min(lag), max(lag) FROM posterior_history GROUP BY step ORDER BY step"
+    )
     assert late[0] == (1, 0, 0) and max(most for _, _, most in late) >= 1
     of_rollouts = query(folder, "SELECT avg(lag) FROM rollouts GROUP BY step ORDER BY step")
     of_steps = query(folder, "SELECT metrics FROM steps ORDER BY step")
@@ -365,7 +406,9 @@ def check_best(folder):
 
 def check_best_at_end(folder):
     """Every second step was evaluated, and the last; the first of the highest is the best, and the only one left."""
-    evaluated = dict(query(folder, "SELECT step, accuracy FROM evaluations WHERE step > 0 ORDER BY step"))
+    evaluated = dict(
+        query(folder, "SELECT step, accuracy FROM evaluations WHERE step > 0 ORDER BY step")
+    )
     last = last_step(folder)
     assert list(evaluated) == sorted({*range(2, last + 1, 2), last})
     (left,) = (folder / "runs/killed/best_models").iterdir()
@@ -374,7 +417,8 @@ def check_best_at_end(folder):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+    "name",
+    [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in CASES],
 )
 def test_a_run_killed_at_a_random_moment_ends_as_if_it_had_not_been(name, tmp_path):
     case, moments = CASES[name], random.Random(name)
@@ -385,7 +429,9 @@ def test_a_run_killed_at_a_random_moment_ends_as_if_it_had_not_been(name, tmp_pa
     with open(tmp_path / "log", "w+") as log:
         arguments = [*COMMAND, *case.flags, "--run_name", "killed"]
         process = subprocess.Popen(arguments, cwd=tmp_path, stdout=log, stderr=log)
-        wait_for_step(tmp_path, moments.randint(3, case.steps - 2), process)  # the checkpoint of step 2 is there
+        wait_for_step(
+            tmp_path, moments.randint(3, case.steps - 2), process
+        )  # the checkpoint of step 2 is there
         time.sleep(moments.uniform(0, 0.5))
         assert process.poll() is None, "ended by itself"
         kill_tree(process)
@@ -393,7 +439,9 @@ def test_a_run_killed_at_a_random_moment_ends_as_if_it_had_not_been(name, tmp_pa
         if name == "repo-auto":
             resumed = replays_of(tmp_path)
         arguments = [*COMMAND, *case.flags, *case.resumed, "--resume"]
-        ended = subprocess.run(arguments, cwd=tmp_path, stdout=log, stderr=log, timeout=400, check=False)
+        ended = subprocess.run(
+            arguments, cwd=tmp_path, stdout=log, stderr=log, timeout=400, check=False
+        )
     output = (tmp_path / "log").read_text()[-4000:]
     assert ended.returncode == 0, output
     check_all(tmp_path, case)

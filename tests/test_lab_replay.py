@@ -15,7 +15,16 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.probe_error import squared_errors
 from openrlhf_dbb.lab import replay
 from openrlhf_dbb.lab.candidates import family, flags, label, parse, sweep
-from openrlhf_dbb.lab.replay import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation, rerun, thinned
+from openrlhf_dbb.lab.replay import (
+    CRITERIA,
+    Outcome,
+    error_from_log,
+    evaluate,
+    rank,
+    recommendation,
+    rerun,
+    thinned,
+)
 from openrlhf_dbb.storage.read import StepLog
 
 
@@ -23,9 +32,17 @@ def test_an_estimator_of_the_lab_is_written_as_text_and_as_flags():
     partial = parse("dbb:discount=0.4,prior_alpha=2,partial_credit=true")
     others = " prior_alpha=2 partial_credit=True"
     assert (label(partial), family(partial)) == ("dbb 0.4" + others, "dbb" + others)
-    assert flags(partial) == "--estimator dbb --dbb.discount 0.4 --dbb.prior_alpha 2.0 --dbb.partial_credit"
-    assert label(parse("openrlhf_dbb.estimators.simple:LaplaceSmoothing:smoothing=0.3")) == "laplace 0.3"
-    with pytest.raises(UsageError, match=r"^estimator 'dbb:discount=half': Expected `float`, got `str`"):
+    assert (
+        flags(partial)
+        == "--estimator dbb --dbb.discount 0.4 --dbb.prior_alpha 2.0 --dbb.partial_credit"
+    )
+    assert (
+        label(parse("openrlhf_dbb.estimators.simple:LaplaceSmoothing:smoothing=0.3"))
+        == "laplace 0.3"
+    )
+    with pytest.raises(
+        UsageError, match=r"^estimator 'dbb:discount=half': Expected `float`, got `str`"
+    ):
         parse("dbb:discount=half")
 
 
@@ -46,7 +63,9 @@ def simulated(prompts=1024, passes=4, rollouts=8, seed=0, walk=0.1):
     A probability is drawn from Beta(1, 1), then walks.
     """
     rng = np.random.default_rng(seed)
-    p_T_P = np.cumsum([rng.random(prompts), *rng.normal(0, walk, (passes - 1, prompts))], axis=0).clip(0, 1)
+    p_T_P = np.cumsum(
+        [rng.random(prompts), *rng.normal(0, walk, (passes - 1, prompts))], axis=0
+    ).clip(0, 1)
     step, prompt = np.repeat(np.arange(1, passes + 1), prompts), np.tile(np.arange(prompts), passes)
     successes = 1.0 * rng.binomial(rollouts, p_T_P).ravel()
     return visits(step, prompt, successes, np.full(len(step), rollouts)), p_T_P.ravel()
@@ -54,7 +73,9 @@ def simulated(prompts=1024, passes=4, rollouts=8, seed=0, walk=0.1):
 
 def hand_made():
     """Prompts 7 and 9 in step 1, prompt 9 again in step 2: S/N = 1/2, 3/4, 4/4."""
-    return visits(np.array([1, 1, 2]), np.array([7, 9, 9]), np.array([1.0, 3.0, 4.0]), np.array([2, 4, 4]))
+    return visits(
+        np.array([1, 1, 2]), np.array([7, 9, 9]), np.array([1.0, 3.0, 4.0]), np.array([2, 4, 4])
+    )
 
 
 def test_a_rerun_gives_the_means_and_group_weights_of_another_estimator():
@@ -81,7 +102,10 @@ def test_what_thinning_keeps_by_hand():
     kept, growth = thinned(np.array([0.5, 0.8, 0.8]), hand_made()).values()
     assert kept == pytest.approx((2 + 3 / 2 + 1 + 4 / 2) / 10)
     assert growth == pytest.approx((2 + 3 / 2 + 4 + 4 / 2) / (2 + 3 / 4 + 4 + 4 / 4))
-    assert thinned(np.ones(3), visits(*np.ones((4, 3)))) == {"thin: kept": 0, "thin: A^2": None}  # right, as expected
+    assert thinned(np.ones(3), visits(*np.ones((4, 3)))) == {
+        "thin: kept": 0,
+        "thin: A^2": None,
+    }  # right, as expected
 
 
 @pytest.mark.parametrize("name", ["point", "dbb:discount=0.4", "ema", "laplace"])
@@ -95,7 +119,11 @@ def test_error_from_log_is_unbiased(name):
 
 
 def test_the_noise_of_a_probe_is_taken_out_of_squared_errors():
-    samples, successes, squares = np.array([4, 4, 5]), np.array([2.0, 3.0, 5.0]), np.array([1.5, 3.0, 5.0])
+    samples, successes, squares = (
+        np.array([4, 4, 5]),
+        np.array([2.0, 3.0, 5.0]),
+        np.array([1.5, 3.0, 5.0]),
+    )
     # Scores 1 1 0.5 ... of mean 1/2: (1.5 - 4/4) / (4 * 3); 3/4: (3 - 9/4) / 12; all 1: no noise.
     errors = squared_errors(np.array([0.5, 0.4, 0.9]), samples, successes, squares)
     assert errors == pytest.approx([-0.5 / 12, 0.35**2 - 0.75 / 12, 0.1**2])
@@ -104,10 +132,18 @@ def test_the_noise_of_a_probe_is_taken_out_of_squared_errors():
 
 def test_candidates_are_ranked_by_their_losses_by_hand():
     """Two prompts of two visits: a draw is (1, 1), (1, 2), (2, 1) or (2, 2)."""
-    of_two = visits(np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1]), np.zeros(4), np.ones(4, dtype=int))
-    losses = {"dbb:discount=0.3": [0.0, 4.0, 0.0, 4.0], "dbb:discount=0.6": [3.0] * 4, "point": [5.0] * 4}
+    of_two = visits(
+        np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1]), np.zeros(4), np.ones(4, dtype=int)
+    )
+    losses = {
+        "dbb:discount=0.3": [0.0, 4.0, 0.0, 4.0],
+        "dbb:discount=0.6": [3.0] * 4,
+        "point": [5.0] * 4,
+    }
     unknown = dict.fromkeys(CRITERIA, np.full(4, np.nan))
-    outcomes = [Outcome(parse(text), unknown | {"mse": np.array(loss)}) for text, loss in losses.items()]
+    outcomes = [
+        Outcome(parse(text), unknown | {"mse": np.array(loss)}) for text, loss in losses.items()
+    ]
     ranking = rank(outcomes, of_two)
     np.testing.assert_allclose(ranking.mean_C, [2, 3, 5])
     assert ranking.best_of_each() == [0, 2]
@@ -117,19 +153,27 @@ def test_candidates_are_ranked_by_their_losses_by_hand():
 
 def ranked(simulated_visits, texts=("dbb",), discounts=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1)):
     candidates = sweep(texts, discounts)
-    return rank([evaluate(candidate, simulated_visits) for candidate in candidates], simulated_visits)
+    return rank(
+        [evaluate(candidate, simulated_visits) for candidate in candidates], simulated_visits
+    )
 
 
 @pytest.mark.parametrize("walk", [0.0, 0.1, 0.4])
 def test_best_discount_is_near_the_best_in_hindsight(walk):
     simulated_visits, p = simulated(prompts=4096, walk=walk)
     ranking = ranked(simulated_visits)
-    true = [np.mean((rerun(each.estimator, simulated_visits)[0] - p) ** 2) for each in ranking.candidates]
+    true = [
+        np.mean((rerun(each.estimator, simulated_visits)[0] - p) ** 2)
+        for each in ranking.candidates
+    ]
     assert true[0] < 1.02 * min(true)
 
 
 def test_without_probes_no_estimator_is_recommended():
-    for log, said in (({"passes": 1}, "discounts cannot be compared"), ({"walk": 0}, "--probe.fraction")):
+    for log, said in (
+        ({"passes": 1}, "discounts cannot be compared"),
+        ({"walk": 0}, "--probe.fraction"),
+    ):
         simulated_visits, _ = simulated(prompts=512, **log)
         advice = "\n".join(recommendation(ranked(simulated_visits), simulated_visits))
         assert said in advice and "use next" not in advice and "--estimator" not in advice
@@ -150,18 +194,25 @@ def test_lab_replay_prints_the_candidates_errors_and_what_to_use_next(open_new, 
     p_T_P = simulated(prompts=16, passes=3, seed=5)[1].reshape(3, 16)
     successes_T_P, probed_T_P = rng.binomial(8, p_T_P), rng.binomial(100, p_T_P[:, ::4])
     for step, (successes, probed) in enumerate(zip(successes_T_P, probed_T_P, strict=True), 1):
-        fill.step(run, step, ids, successes, rollouts=8, probes=fill.probes(ids[::4], [100] * 4, probed))
+        fill.step(
+            run, step, ids, successes, rollouts=8, probes=fill.probes(ids[::4], [100] * 4, probed)
+        )
     assert main(["lab", "replay", "walk", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
     size = "48 visits of 16 prompts, 8 rollouts a visit, 12 visits with probes"
     assert out.startswith(f"run walk: {size}; trained with dbb 0.5\n")
     assert "criterion: mean squared error against the probes" in out
     advice, rows = candidates(store, capsys)
-    assert advice[-1].startswith("use next: --estimator ") and "not which one trains better" in advice[-2]
+    assert (
+        advice[-1].startswith("use next: --estimator ")
+        and "not which one trains better" in advice[-2]
+    )
     assert f"{len(rows)} candidates" in out
     share, p = successes_T_P[:, ::4] / 8, probed_T_P / 100
     # p (1 - p) / 99 is the noise of a probe's 100 samples.
-    assert rows["point"]["mse (probes)"] == pytest.approx(np.mean((share - p) ** 2 - p * (1 - p) / 99))
+    assert rows["point"]["mse (probes)"] == pytest.approx(
+        np.mean((share - p) ** 2 - p * (1 - p) / 99)
+    )
     # Successes of a mixed group have |A| = sqrt((N - S) / S), its failures the inverse.
     right = successes_T_P[(successes_T_P > 0) & (successes_T_P < 8)]
     size = np.sqrt((8 - right) / right)
@@ -186,7 +237,12 @@ def test_a_run_that_cannot_be_replayed_is_refused_in_one_line(store, fill, capsy
     fill.run(store, "empty")
     single = "has no probes and no group of two rollouts, so no candidate can be judged; "
     partial = "1.5 successes of 4 rollouts"  # also without a name: the latest run has no step
-    refused = {"single": single, "partial": partial, "empty": "has recorded no rollouts yet", "--json": partial}
+    refused = {
+        "single": single,
+        "partial": partial,
+        "empty": "has recorded no rollouts yet",
+        "--json": partial,
+    }
     for name, message in refused.items():
         assert main(["lab", "replay", "--store.url", store.url, name]) == 2
         error = capsys.readouterr().err
@@ -202,12 +258,19 @@ def test_a_class_of_the_working_folder_is_a_candidate_and_the_advice_names_it_so
     run, ids = fill.run(store, "walk"), fill.prompts(store, 2)
     for step in (1, 2):
         fill.step(run, step, ids, [1, 3], probes=fill.probes(ids, [9, 9], [2, 7]))
-    assert candidates(store, capsys, "--estimators", "my_mean:Mine")[0][-1] == "use next: --estimator my_mean:Mine"
+    assert (
+        candidates(store, capsys, "--estimators", "my_mean:Mine")[0][-1]
+        == "use next: --estimator my_mean:Mine"
+    )
     assert main(["lab", "replay", "--store.url", store.url, "--estimators", "no:Mine"]) == 2
-    assert capsys.readouterr().err.startswith("error: estimator 'no:Mine' cannot be imported: ModuleNotFoundError: No")
+    assert capsys.readouterr().err.startswith(
+        "error: estimator 'no:Mine' cannot be imported: ModuleNotFoundError: No"
+    )
 
 
-def test_scores_of_minus_1_and_1_are_not_replayed_though_their_sums_could_be_successes(tmp_path, capsys):
+def test_scores_of_minus_1_and_1_are_not_replayed_though_their_sums_could_be_successes(
+    tmp_path, capsys
+):
     url = f"sqlite:///{tmp_path}/runs.db"
     texts = StepExtras(responses=Responses(["a", "b", "c", "d"]))
     with Posteriors.create(url, "signs", ["p"], ["1"], estimator="gaussian") as posteriors:
@@ -223,7 +286,13 @@ def test_the_replay_of_a_run_gives_what_it_stored_and_forecasts_read_the_prompts
     with Posteriors.create(url, "texts", prompts, ["1"] * 80, estimator="auto") as posteriors:
         for step in range(1, 9):
             expected, drawn = posteriors.predictive(), (prompts * 2)[20 * step - 20 : 20 * step]
-            mean = dict(zip(expected.prompt_ids, expected.alpha / (expected.alpha + expected.beta), strict=True))
+            mean = dict(
+                zip(
+                    expected.prompt_ids,
+                    expected.alpha / (expected.alpha + expected.beta),
+                    strict=True,
+                )
+            )
             seen = sorted((posteriors.prompt_ids[prompt, "1"], "?" in prompt) for prompt in drawn)
             forecasts += [mean[prompt_id] for prompt_id, _ in seen]
             posteriors.observe(step, drawn, ["1"] * 20, [float("?" in prompt) for prompt in drawn])

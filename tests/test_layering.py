@@ -21,7 +21,14 @@ LAYERS = (
     ("watch", "inspect", "evaluation", "lab"),  # what reads a store or a model
     ("data", "tasks", "rewards"),  # prompts and verifiers
     ("methods", "presets", "tiny"),  # values of flags
-    ("platform", "chosen", "saved", "upstream", "options", ""),  # the machine, and what is OpenRLHF's
+    (
+        "platform",
+        "chosen",
+        "saved",
+        "upstream",
+        "options",
+        "",
+    ),  # the machine, and what is OpenRLHF's
     ("core",),
     ("estimators", "storage"),
     ("terminal", "errors", "secrets", "toml_file"),
@@ -92,12 +99,20 @@ def test_every_part_is_in_one_layer():
 
 
 def test_no_part_imports_from_a_layer_above():
-    upwards = {parts: module for parts, module in BETWEEN.items() if LAYER_OF[parts[1]] < LAYER_OF[parts[0]]}
+    upwards = {
+        parts: module
+        for parts, module in BETWEEN.items()
+        if LAYER_OF[parts[1]] < LAYER_OF[parts[0]]
+    }
     assert upwards == {}
 
 
 def test_imports_within_a_layer_are_those_that_are_named():
-    within = {parts: module for parts, module in BETWEEN.items() if LAYER_OF[parts[0]] == LAYER_OF[parts[1]]}
+    within = {
+        parts: module
+        for parts, module in BETWEEN.items()
+        if LAYER_OF[parts[0]] == LAYER_OF[parts[1]]
+    }
     assert within.keys() == WITHIN, within
 
 
@@ -150,12 +165,24 @@ PARSE = "from openrlhf_dbb.driver import arguments; arguments.parse([])"
     ("code", "own", "absent"),
     [
         # the driver of a database that is not used is not needed
-        ("from openrlhf_dbb import storage, estimators", {"storage", "estimators"}, (*HEAVY, "scipy", "psycopg")),
+        (
+            "from openrlhf_dbb import storage, estimators",
+            {"storage", "estimators"},
+            (*HEAVY, "scipy", "psycopg"),
+        ),
         # what decides about rollouts
-        ("import openrlhf_dbb.core.strategies, openrlhf_dbb.methods", {"openrlhf_dbb", "numpy"}, (*STACK, "storage")),
+        (
+            "import openrlhf_dbb.core.strategies, openrlhf_dbb.methods",
+            {"openrlhf_dbb", "numpy"},
+            (*STACK, "storage"),
+        ),
         ("import openrlhf_dbb.core.posteriors", {"storage"}, STACK),
         # what --help waits for
-        ("import openrlhf_dbb.cli.main", {"openrlhf_dbb"}, (*STACK, "numpy", "storage", "sqlalchemy")),
+        (
+            "import openrlhf_dbb.cli.main",
+            {"openrlhf_dbb"},
+            (*STACK, "numpy", "storage", "sqlalchemy"),
+        ),
         (f"{BUILD}(['runs'])", {"storage"}, (*STACK, "scipy", "matplotlib")),
         (f"{BUILD}(['serve']); build(['evaluate'])", {"storage"}, (*STACK, "scipy", "pyarrow")),
         (f"{BUILD}(['lab'])", {"storage", "estimators"}, (*STACK, "matplotlib", "scipy")),
@@ -166,7 +193,9 @@ def test_a_fresh_process_loads_only_what_it_needs(code, own, absent):
     if code == PARSE:
         pytest.importorskip("openrlhf")  # whose flags are read from its source
     code += "; import sys; print(*{name.removeprefix('openrlhf_dbb.').split('.')[0] for name in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     loaded = set(done.stdout.split())
     assert own <= loaded
     assert loaded.isdisjoint(absent)

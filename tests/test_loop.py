@@ -23,7 +23,10 @@ def generate(requests):
     """Each rollout is its row and its score."""
     answers = []
     for request in requests:
-        scores = [float(score) for score in SCORES[request.prompt][request.begun : request.begun + request.rollouts]]
+        scores = [
+            float(score)
+            for score in SCORES[request.prompt][request.begun : request.begun + request.rollouts]
+        ]
         answers.append(Answer([(request.prompt, score) for score in scores], np.array(scores)))
     return answers
 
@@ -40,7 +43,13 @@ def opened(tmp_path):
         else:
             posteriors = Posteriors.create(url, name, TEXTS, LABELS, estimator=estimator)
         left.append(posteriors)
-        return Loop(posteriors, TEXTS, LABELS, generate, **{"groups": 2, "rollouts": 4, "seed": 1, **options})
+        return Loop(
+            posteriors,
+            TEXTS,
+            LABELS,
+            generate,
+            **{"groups": 2, "rollouts": 4, "seed": 1, **options},
+        )
 
     yield make
     for posteriors in left:
@@ -65,7 +74,9 @@ def test_a_step_is_groups_of_rollouts_with_their_advantages(opened):
 
 
 @pytest.mark.parametrize("strategy", ["plain", "dynamic", "greso", "posterior", "two_stage"])
-def test_every_strategy_stores_each_rollout_and_goes_on_from_a_checkpoint(opened, tmp_path, strategy):
+def test_every_strategy_stores_each_rollout_and_goes_on_from_a_checkpoint(
+    opened, tmp_path, strategy
+):
     options = {"strategy": strategy, "max_rollouts": 400}
     whole = opened("whole", **options)
     expected = [rows(whole.step()) for _ in range(6)]
@@ -80,7 +91,9 @@ def test_every_strategy_stores_each_rollout_and_goes_on_from_a_checkpoint(opened
     assert first + [rows(again.step()) for _ in range(3)] == expected
     assert later.number == 4
     again.posteriors.settle()
-    [(generated, trained)] = again.posteriors.store.query("SELECT sum(generated), sum(trained) FROM steps")
+    [(generated, trained)] = again.posteriors.store.query(
+        "SELECT sum(generated), sum(trained) FROM steps"
+    )
     assert (generated, trained) == (again.generated, 6 * 8)
 
 
@@ -106,7 +119,12 @@ def test_replayed_rows_come_back_with_a_resume(opened, tmp_path):
         for _ in range(count):
             step = loop.step()
             loop.remember(token_rollouts(step))
-            found.append([(row.rollout.prompt_id, row.rollout.reward, row.advantage) for row in step.extra_rows])
+            found.append(
+                [
+                    (row.rollout.prompt_id, row.rollout.reward, row.advantage)
+                    for row in step.extra_rows
+                ]
+            )
         return found
 
     expected = train(opened("whole", **options), 6)
@@ -136,7 +154,10 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_the_tokens(opened):
         ({"strategy": "other"}, "unknown rollout strategy 'other'"),
         ({"strategy": "dynamic", "rollouts": 1}, "give 2 or more"),
         ({"form": "reinforce_baseline"}, "pass tokens_of"),
-        ({"form": "reinforce_baseline", "thin": 0.5}, "thin=0.5 with form='reinforce_baseline': .* leave one out"),
+        (
+            {"form": "reinforce_baseline", "thin": 0.5},
+            "thin=0.5 with form='reinforce_baseline': .* leave one out",
+        ),
         ({"thin": -1}, "thin = -1; give"),
         ({"probe_fraction": 1.5}, "probe_fraction = 1.5; give"),
         ({"probe_fraction": "all"}, "probe_fraction = 'all'; give"),
@@ -169,7 +190,9 @@ def test_every_estimator_and_form_gives_what_posteriors_give(opened, tmp_path, e
     scores_R = [score for _, score in step.rollouts]
     texts = [TEXTS[row] for row in rows_R]
     labels = [LABELS[row] for row in rows_R]
-    expected = in_ones_own_loop(tmp_path, estimator, form, texts, labels, scores_R, [1 + row for row in rows_R])
+    expected = in_ones_own_loop(
+        tmp_path, estimator, form, texts, labels, scores_R, [1 + row for row in rows_R]
+    )
     np.testing.assert_allclose(step.advantages, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -177,13 +200,18 @@ def test_explain_and_the_page_show_a_loop_s_step(opened, tmp_path, capsys):
     loop = opened("openrlhf_dbb", text_of=str)
     step = loop.step()
     loop.posteriors.finish()
-    check_questions(tmp_path, capsys, "openrlhf_dbb", TEXTS[step.rollouts[0][0]], step.advantages[:4])
+    check_questions(
+        tmp_path, capsys, "openrlhf_dbb", TEXTS[step.rollouts[0][0]], step.advantages[:4]
+    )
 
 
 def test_what_the_verifier_read_is_stored(opened):
     def reads(requests):
         answers = generate(requests)
-        return [replace(answer, read=[f"read {score}" for _, score in answer.rollouts]) for answer in answers]
+        return [
+            replace(answer, read=[f"read {score}" for _, score in answer.rollouts])
+            for answer in answers
+        ]
 
     loop = opened("read", generate=reads, text_of=str)
     loop.step()
@@ -214,7 +242,11 @@ def test_held_out_samples_are_stored_by_prompt(opened):
     loop = opened("held")
     loop.step()
     of_a = [Sample(1.0, 3), Sample(0.0, 5, truncated=True)]
-    held_out.record(loop.posteriors, {"sums": {("x", "1"): of_a, ("y", "2"): [Sample(math.nan, 2)]}}, model="step 1")
+    held_out.record(
+        loop.posteriors,
+        {"sums": {("x", "1"): of_a, ("y", "2"): [Sample(math.nan, 2)]}},
+        model="step 1",
+    )
     found = """SELECT step, benchmark, prompt, samples, verified, successes, tokens, truncated
                FROM evaluation_results JOIN prompts USING (prompt_id) ORDER BY prompt"""
     stored = loop.posteriors.store.query(found)
@@ -242,7 +274,14 @@ def test_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(opene
     assert loop.posteriors.store.query(found) == plain.posteriors.store.query(found)
     probed = {row for row, rollouts in asked if rollouts == 3}
     assert 0 < len(probed) < 6
-    of = {loop.posteriors.prompt_ids[TEXTS[row], LABELS[row]]: SCORES[row][:3].count("1") for row in probed}
-    stored = loop.posteriors.store.query("SELECT prompt_id, samples, successes FROM probes ORDER BY step")
-    assert sorted(stored) == sorted([(prompt_id, 3, float(right)) for prompt_id, right in of.items()] * 2)
+    of = {
+        loop.posteriors.prompt_ids[TEXTS[row], LABELS[row]]: SCORES[row][:3].count("1")
+        for row in probed
+    }
+    stored = loop.posteriors.store.query(
+        "SELECT prompt_id, samples, successes FROM probes ORDER BY step"
+    )
+    assert sorted(stored) == sorted(
+        [(prompt_id, 3, float(right)) for prompt_id, right in of.items()] * 2
+    )
     assert loop.generated == plain.generated == 48

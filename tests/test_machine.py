@@ -36,12 +36,18 @@ def test_an_environment_without_cuda_says_that_it_leaves_a_gpu_alone(monkeypatch
     ("host", "include", "why"),
     [
         (machine.Machine((), None), None, "there is no NVIDIA driver"),
-        (machine.Machine((GPU,), (12, 4)), None, r"\(CUDA 12.4\) is too old for CUDA 13.0; update it"),
+        (
+            machine.Machine((GPU,), (12, 4)),
+            None,
+            r"\(CUDA 12.4\) is too old for CUDA 13.0; update it",
+        ),
         (machine.Machine((), (13, 0)), None, r"\(CUDA_VISIBLE_DEVICES is ''\)"),
         (machine.Machine((GPU,), (13, 0)), "/nowhere", "there is no /nowhere/Python.h"),
     ],
 )
-def test_a_stack_for_cuda_never_trains_on_a_host_that_lacks_something(monkeypatch, host, include, why):
+def test_a_stack_for_cuda_never_trains_on_a_host_that_lacks_something(
+    monkeypatch, host, include, why
+):
     monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
     monkeypatch.setattr(machine, "look", lambda: host)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -62,7 +68,10 @@ print(cpu.active(), machine.torch_cuda(), machine.is_real("flash_attn_2_cuda"))
 
 @pytest.mark.parametrize(
     ("cuda", "files", "seen"),
-    [(None, [], "True None False"), ("12.9", ["flash_attn_2_cuda.py"], "False 12.9 True")],  # compiled: before its shim
+    [
+        (None, [], "True None False"),
+        ("12.9", ["flash_attn_2_cuda.py"], "False 12.9 True"),
+    ],  # compiled: before its shim
 )
 def test_what_is_installed_is_seen_without_an_import(tmp_path, cuda, files, seen):
     (tmp_path / "torch").mkdir()
@@ -71,7 +80,9 @@ def test_what_is_installed_is_seen_without_an_import(tmp_path, cuda, files, seen
     for file in files:
         (tmp_path / file).touch()
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    shown = subprocess.run([sys.executable, "-c", LOOK], env=environment, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", LOOK], env=environment, capture_output=True, text=True, check=True
+    )
     assert shown.stdout.strip() == seen
 
 
@@ -107,10 +118,16 @@ if any(word.endswith(("dashboard/agent.py", "runtime_env/agent/main.py")) for wo
 
 
 @pytest.mark.slow
-def test_rays_agents_may_take_longer_than_its_own_limit_and_an_actor_takes_a_worker_that_was_started_early(tmp_path):
+def test_rays_agents_may_take_longer_than_its_own_limit_and_an_actor_takes_a_worker_that_was_started_early(
+    tmp_path,
+):
     (tmp_path / "sitecustomize.py").write_text(SLOW_AGENTS)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-c", START], env=environment, capture_output=True, text=True, timeout=180)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", START], env=environment, capture_output=True, text=True, timeout=180
+    )
     assert done.stdout == "['gcs_server', 'raylet']\n", done.stderr
 
 
@@ -128,28 +145,39 @@ def test_a_start_of_ray_is_tried_twice_and_then_ends_in_one_line(monkeypatch, fa
     monkeypatch.setattr(ray, "init", start)
     monkeypatch.setenv("RAY_TMPDIR", "/elsewhere")
     line = (
-        r"^Ray did not start, tried 2 times in \d+ s .*: The current node timed out during startup\. Its logs .+ busy$"
+        r"^Ray did not start, tried 2 times in \d+ s .*: "
+        r"The current node timed out during startup\. Its logs .+ busy$"
     )
     with pytest.raises(RunError, match=line) if failures == 2 else contextlib.nullcontext():
         ray_start.init(num_cpus=3)
     assert calls == [{"num_cpus": 3}] * 2
 
 
-def test_only_a_late_start_is_put_down_to_a_busy_machine_and_the_logs_are_where_ray_was_told(monkeypatch):
+def test_only_a_late_start_is_put_down_to_a_busy_machine_and_the_logs_are_where_ray_was_told(
+    monkeypatch,
+):
     import ray
 
     monkeypatch.setenv("RAY_TMPDIR", "/elsewhere")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(PermissionError("may not write")))
-    with pytest.raises(RunError, match=r"may not write Its logs are in /elsewhere/ray/session_latest/logs$"):
+    monkeypatch.setattr(
+        ray, "init", lambda **_: (_ for _ in ()).throw(PermissionError("may not write"))
+    )
+    with pytest.raises(
+        RunError, match=r"may not write Its logs are in /elsewhere/ray/session_latest/logs$"
+    ):
         ray_start.init()
 
 
 @pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
-def test_a_folder_whose_sockets_have_too_long_a_path_is_refused_before_ray_starts(monkeypatch, variable):
+def test_a_folder_whose_sockets_have_too_long_a_path_is_refused_before_ray_starts(
+    monkeypatch, variable
+):
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setenv(variable, "/tmp/" + "a" * 90)
-    with pytest.raises(UsageError, match=rf"^{variable} /tmp/a+ is \d+ bytes too long .*; set RAY_TMPDIR"):
+    with pytest.raises(
+        UsageError, match=rf"^{variable} /tmp/a+ is \d+ bytes too long .*; set RAY_TMPDIR"
+    ):
         ray_start.check_socket_path()
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # that cluster has a folder of its own
     ray_start.check_socket_path()

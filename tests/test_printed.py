@@ -44,7 +44,9 @@ def told(store, fill):
     for step, successes in enumerate(STEPS, start=1):
         fill.step(run, step, ids, successes)
     for step, successes in EVALUATIONS.items():
-        run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="", config={})
+        run.record_evaluation(
+            step, "training", [fill.evaluation(ids, successes)], model="", config={}
+        )
     run.finish(unused_rollouts=3)
     progress = Progress(step=5, accuracy={0: 7 / 16, 2: 1.0, 5: 10 / 16})
     lines = summary(store, run, progress).splitlines()
@@ -85,7 +87,9 @@ def fourth_prompt(store):
 
 
 @pytest.mark.parametrize(("successes", "advised"), [([0, 0, 4, 1], True), ([0, 0, 1, 1], False)])
-def test_where_three_quarters_of_the_groups_are_equal_the_next_run_is_advised_to_draw(store, fill, successes, advised):
+def test_where_three_quarters_of_the_groups_are_equal_the_next_run_is_advised_to_draw(
+    store, fill, successes, advised
+):
     run = fill.run(store)
     ids = fill.prompts(store, 4)
     fill.step(run, 1, ids, successes)
@@ -141,7 +145,10 @@ def test_an_example_fits_the_terminal_and_shows_the_question_and_the_result():
     assert (first, after) == ("What is 2 + 2?", "after   right  First,\\x1b[31m 4")
     assert second == "What is the sum of all odd numb..."
     assert before == "before  wrong  ...at it is \\box{4}" and len(before) == 40 - 6
-    assert examples(("a\x1b[31mb", ("\x07", 0.0), ("1", 1.0)))[1:3] == ["a\\x1b[31mb", "before  wrong  \\x07"]
+    assert examples(("a\x1b[31mb", ("\x07", 0.0), ("1", 1.0)))[1:3] == [
+        "a\\x1b[31mb",
+        "before  wrong  \\x07",
+    ]
 
 
 def training(step=1, ends=(0.0, 74.0), **more):
@@ -156,9 +163,17 @@ def training(step=1, ends=(0.0, 74.0), **more):
         # before the first step is whole, nothing is said about the pace
         (training(0, [0.0], phase=GENERATING, size=64), 41, "step 1 of 24 · generating 41/64"),
         # 23 steps of 74 s are left, less the 11 s of the present one: 1691 s
-        (training(phase=TRAINING, size=16), 3, "step 2 of 24 · training 3/16 · 74 s a step · 28 min left"),
+        (
+            training(phase=TRAINING, size=16),
+            3,
+            "step 2 of 24 · training 3/16 · 74 s a step · 28 min left",
+        ),
         # long responses all end at the same time: the count stands still, the time does not
-        (Progress(total=24, phase=GENERATING, size=64, since=60.0), 0, "step 1 of 24 · generating 0/64 25 s"),
+        (
+            Progress(total=24, phase=GENERATING, size=64, since=60.0),
+            0,
+            "step 1 of 24 · generating 0/64 25 s",
+        ),
         (training(24, phase="finished"), None, "finished 24 of 24 steps · 74 s a step"),
     ],
 )
@@ -179,14 +194,18 @@ def test_a_terminal_gets_one_line_that_is_rewritten_and_warnings_above_it():
     line.warn("careful")
     line.show("step 2")
     line.show("finished", last=True)
-    written = "\rstep 1\x1b[K" + "\r\x1b[Kwarning: careful\n" + "\rstep 2\x1b[K" + "\rfinished\x1b[K\n"
+    written = (
+        "\rstep 1\x1b[K" + "\r\x1b[Kwarning: careful\n" + "\rstep 2\x1b[K" + "\rfinished\x1b[K\n"
+    )
     assert stream.getvalue() == written
 
 
 @pytest.mark.parametrize(("columns", "fields"), [(40, 2), (80, 5), (200, 7)])
 def test_a_narrow_terminal_leaves_out_the_last_fields_and_cuts_none(monkeypatch, columns, fields):
     monkeypatch.setenv("COLUMNS", str(columns))
-    progress = training(phase=EVALUATING, size=512, reward=0.25, zero_variance=0.5, accuracy={0: 0.02, 8: 0.125})
+    progress = training(
+        phase=EVALUATING, size=512, reward=0.25, zero_variance=0.5, accuracy={0: 0.02, 8: 0.125}
+    )
     whole = ["step 2 of 24", "held-out 12.5 %", "evaluating 12/512", "reward 0.250", "74 s a step", "28 min left",
              "zero variance 50 %"]  # fmt: skip
     stream = Terminal()
@@ -203,7 +222,14 @@ def test_a_log_gets_a_line_every_ten_seconds_and_the_last(monkeypatch):
         now = 100.0 + second
         line.show(f"second {second}")
     line.show("finished", last=True)
-    assert stream.getvalue().split("\n") == ["second 0", "second 10", "second 20", "second 30", "finished", ""]
+    assert stream.getvalue().split("\n") == [
+        "second 0",
+        "second 10",
+        "second 20",
+        "second 30",
+        "finished",
+        "",
+    ]
 
 
 def test_an_output_that_takes_nothing_does_not_end_a_training(monkeypatch, capfd):

@@ -19,7 +19,8 @@ PACKED = "--ds.packing_samples"
 SAVED = "--ckpt.output_dir out --ckpt.path out/ckpt --ckpt.save_hf"
 MESSAGES = "--data.prompt_dataset messages.jsonl --data.input_key context_messages --data.apply_chat_template"
 QUESTIONS = (
-    "--data.prompt_dataset questions.jsonl --data.input_key prompt --data.label_key label --data.apply_chat_template"
+    "--data.prompt_dataset questions.jsonl --data.input_key prompt --data.label_key label "
+    "--data.apply_chat_template"
 )
 FILTERED = "--algo.dynamic_filtering_enable --algo.dynamic_filtering_range 0 1"
 CORRECTED = "--algo.advantage.is_correction_level token --algo.advantage.is_correction_mode"  # clip: TIS, mask: ICEPOP
@@ -27,7 +28,9 @@ CORRECTED = "--algo.advantage.is_correction_level token --algo.advantage.is_corr
 
 def on(gpus, engines, tensor_parallel, models=("ref", "actor")):
     """So many GPUs for each of the models."""
-    placed = " ".join(f"--{model}.num_nodes 1 --{model}.num_gpus_per_node {gpus}" for model in models)
+    placed = " ".join(
+        f"--{model}.num_nodes 1 --{model}.num_gpus_per_node {gpus}" for model in models
+    )
     return f"{placed} --vllm.num_engines {engines} --vllm.tensor_parallel_size {tensor_parallel}"
 
 
@@ -97,10 +100,18 @@ def files(tmp_path_factory):
     path = folder / "vision/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vision_config": {}}))
     questions = [{"prompt": f"{i}+1", "label": str(i + 1)} for i in range(PROMPTS)]
-    messages = [{"context_messages": [{"role": "user", "content": row["prompt"]}]} for row in questions]
-    for name, rows in (("questions", questions), ("heldout", questions[:8]), ("messages", messages)):
+    messages = [
+        {"context_messages": [{"role": "user", "content": row["prompt"]}]} for row in questions
+    ]
+    for name, rows in (
+        ("questions", questions),
+        ("heldout", questions[:8]),
+        ("messages", messages),
+    ):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "reward.py").write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [0]}\n")
+    (folder / "reward.py").write_text(
+        "def reward_func(queries, prompts, labels):\n    return {'rewards': [0]}\n"
+    )
     (folder / "agent.py").write_text("class AgentExecutor: ...\n")
     return folder
 
@@ -111,7 +122,9 @@ def command(files, monkeypatch, pretend_gpus):
     monkeypatch.chdir(files)
     pretend_gpus(8)
     monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
-    monkeypatch.setattr("openrlhf_dbb.driver.ray_session.RayStart", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr(
+        "openrlhf_dbb.driver.ray_session.RayStart", lambda _: pytest.fail("Ray was started")
+    )
     # flash-attn, ring attention and CUDA's compiler
     monkeypatch.setattr("openrlhf_dbb.platform.machine.is_real", lambda module: True)
     monkeypatch.setattr("openrlhf_dbb.platform.machine.nvcc", lambda: "nvcc")
@@ -126,7 +139,9 @@ def command(files, monkeypatch, pretend_gpus):
 
 # The processor of a model that sees images is not made on the spot, so a dry run of its recipe goes no further than the
 # flags. A reward model gives real numbers, which need another estimator.
-ESTIMATORS = {name: "gaussian" if name == REWARD_MODEL else "dbb" for name in RECIPES if name != VISION}
+ESTIMATORS = {
+    name: "gaussian" if name == REWARD_MODEL else "dbb" for name in RECIPES if name != VISION
+}
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -148,4 +163,6 @@ def test_the_recipe_for_images_is_accepted(command):
         settings = arguments.parse(command(VISION, "--estimator", estimator))
         checks.check(settings)
         assert settings.args.algo.advantage.estimator == "reinforce_baseline"
-        assert settings.args.algo.kl.init_coef == 0  # its --algo.kl.use_loss has no effect, in OpenRLHF neither
+        assert (
+            settings.args.algo.kl.init_coef == 0
+        )  # its --algo.kl.use_loss has no effect, in OpenRLHF neither

@@ -87,13 +87,19 @@ def test_rows_come_in_the_order_of_the_prompts_and_those_without_a_full_cache_ha
     remember(memory, B, 1, 1)
     remember(memory, C, 0.5, 0, 0.25)
     rows = memory.extra_rows([C, B, A, C])
-    assert [(row.rollout.prompt_id, row.rollout.reward) for row in rows] == [(C, 0.5), (C, 0.25), (A, 1), (A, 1)]
+    assert [(row.rollout.prompt_id, row.rollout.reward) for row in rows] == [
+        (C, 0.5),
+        (C, 0.25),
+        (A, 1),
+        (A, 1),
+    ]
     assert [row.advantage for row in rows] == [0.125, -0.125, 0, 0]  # X - mean of the two
     assert memory.metrics(0) == {"replay/replayed": 0.0, "replay/cached": 8.0}
 
 
 @pytest.mark.parametrize(
-    ("samples", "expected"), [(1, [3]), (3, [1, 2, 3]), (5, [0, 1, 2, 3, 0.5]), (6, [0, 1, 2, 3, 0.5, 0])]
+    ("samples", "expected"),
+    [(1, [3]), (3, [1, 2, 3]), (5, [0, 1, 2, 3, 0.5]), (6, [0, 1, 2, 3, 0.5, 0])],
 )
 def test_the_highest_rewards_are_replayed_oldest_first(samples, expected):
     memory = Replay(samples=samples, cache=6).memory("group_norm")
@@ -197,23 +203,33 @@ def test_without_samples_nothing_is_replayed():
 
 def test_a_host_that_takes_no_further_rows_is_told():
     host = Host("Mine", {Capability.EXTRA_ROWS: "it knows its own rows only"}, {})
-    assert re.search("replay .*own log-probs; Mine does not: it knows", host.refusal("replay", Replay.needs))
+    assert re.search(
+        "replay .*own log-probs; Mine does not: it knows", host.refusal("replay", Replay.needs)
+    )
 
 
-SEVERAL_TURNS = {"tokens": (1, 2**31 - 1, 3, 4, 5), "actions": (0, 1, 0, 1), "log_probs": (-0.0, -1e-45)}
+SEVERAL_TURNS = {
+    "tokens": (1, 2**31 - 1, 3, 4, 5),
+    "actions": (0, 1, 0, 1),
+    "log_probs": (-0.0, -1e-45),
+}
 UNANSWERED = {"tokens": (4, 5), "actions": (0,), "log_probs": ()}
 
 
 def full(cache=3):
     """Three prompts; of one the oldest has gone."""
     memory = Replay(samples=cache, cache=cache).memory("group_norm")
-    memory.remember([rollout(C, 0.1, **SEVERAL_TURNS), rollout(C, 0.5, **UNANSWERED), rollout(C, -2.0)])
+    memory.remember(
+        [rollout(C, 0.1, **SEVERAL_TURNS), rollout(C, 0.5, **UNANSWERED), rollout(C, -2.0)]
+    )
     remember(memory, A, 0, 1 / 3, 1, 0)
     remember(memory, B, 5, 4)
     return memory
 
 
-def test_a_file_holds_everything_bit_for_bit_and_the_newest_of_a_prompt_push_out_its_oldest(tmp_path):
+def test_a_file_holds_everything_bit_for_bit_and_the_newest_of_a_prompt_push_out_its_oldest(
+    tmp_path,
+):
     memory = full()
     memory.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["replay.npz"]

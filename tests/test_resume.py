@@ -54,7 +54,9 @@ def test_a_damaged_checkpoint_is_named_and_the_run_continues_from_the_one_before
         "saved; continuing from global_step4",
     ]
     # Step 6 was undone, and its best model with it; the last step, 8, is evaluated at the end.
-    evaluated = dict(rows(folder, "SELECT step, accuracy FROM evaluations WHERE step > 0 ORDER BY step"))
+    evaluated = dict(
+        rows(folder, "SELECT step, accuracy FROM evaluations WHERE step > 0 ORDER BY step")
+    )
     assert list(evaluated) == [6, 8] and best.is_symlink()
     found = best_model.read(best)
     assert (found.step, found.value) == (max(evaluated, key=evaluated.get), max(evaluated.values()))
@@ -65,8 +67,13 @@ def test_a_damaged_checkpoint_is_named_and_the_run_continues_from_the_one_before
     ((run,),) = rows(folder, "SELECT uuid FROM dbb_run")
     found, passed = checkpoints.newest_whole(actor.parent, run, 8)
     assert (found, passed) == ("global_step8", [])
-    states = torch.load(actor / "global_step8/mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
-    assert (states["global_step"], states["global_steps"]) == (8, 16)  # ours, and DeepSpeed's: two optimizer steps each
+    states = torch.load(
+        actor / "global_step8/mp_rank_00_model_states.pt", map_location="cpu", weights_only=False
+    )
+    assert (states["global_step"], states["global_steps"]) == (
+        8,
+        16,
+    )  # ours, and DeepSpeed's: two optimizer steps each
 
 
 def test_without_any_whole_checkpoint_the_resume_is_refused_and_nothing_is_lost(copied, lane):
@@ -77,7 +84,10 @@ def test_without_any_whole_checkpoint_the_resume_is_refused_and_nothing_is_lost(
     assert result.error.startswith(
         "--resume mine: checkpoint global_step6 is damaged: its manifest.json is not what was written; "
     )
-    assert "the run has recorded global_step2 (step 2), global_step4 (step 4), global_step6 (step 6)" in result.error
+    assert (
+        "the run has recorded global_step2 (step 2), global_step4 (step 4), global_step6 (step 6)"
+        in result.error
+    )
     assert "--warm_start mine" in result.error
     check_posteriors(folder, steps=6)
 
@@ -96,12 +106,22 @@ def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, acto
     for name in ("best", "best_models"):
         shutil.rmtree(folder / "runs/mine" / name)
     with open(folder / "log", "w") as log:
-        command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *FLAGS, *flags, "--train.num_episodes", "100"]
+        command = [
+            sys.executable,
+            "-m",
+            "openrlhf_dbb.cli.train_grpo",
+            *FLAGS,
+            *flags,
+            "--train.num_episodes",
+            "100",
+        ]
         driver = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     wait_for_step(folder, 9, driver)
     started = psutil.Process(driver.pid).children(recursive=True)
     # Ray names a process after its class, or after the class and the method that is at work.
-    (part,) = [process for process in started if re.match(rf"ray::\w*{actor}", process.cmdline()[0])]
+    (part,) = [
+        process for process in started if re.match(rf"ray::\w*{actor}", process.cmdline()[0])
+    ]
     part.kill()
     assert driver.wait(timeout=60) == 1
     last = (folder / "log").read_text().splitlines()[-1]
@@ -123,13 +143,26 @@ def test_two_ranks_resume_with_every_zero_stage(stage, train, tmp_path):
     import torch
     from transformers import AutoModelForCausalLM
 
-    flags = [*FLAGS, "--ds.zero_stage", stage, "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2"]
+    flags = [
+        *FLAGS,
+        "--ds.zero_stage",
+        stage,
+        "--actor.num_gpus_per_node",
+        "2",
+        "--vllm.num_engines",
+        "2",
+    ]
     first = train(tmp_path, *flags, "--run_name", "mine", "--train.num_episodes", "3")
     assert first.returncode == 0, first.stderr[-4000:]
     unfinish(tmp_path)
     actor = tmp_path / "runs/mine/checkpoints/_actor"
-    best, last = (AutoModelForCausalLM.from_pretrained(tmp_path / "runs/mine" / each) for each in ("best", "model"))
-    assert all(map(torch.equal, best.state_dict().values(), last.state_dict().values()))  # both are of step 6
+    best, last = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "runs/mine" / each)
+        for each in ("best", "model")
+    )
+    assert all(
+        map(torch.equal, best.state_dict().values(), last.state_dict().values())
+    )  # both are of step 6
     os.truncate(sorted((actor / "global_step6").glob("*.pt"))[0], 1000)
     second = train(tmp_path, *flags, "--resume", "mine", "--train.num_episodes", "4")
     assert second.returncode == 0, second.stderr[-4000:]

@@ -19,11 +19,23 @@ def test_exact_match_compares_what_follows_the_prompt_without_special_tokens_at_
     reward_func = runpy.run_path(str(path))["reward_func"]
     right = {"21<eos>": 21, " 21 <|im_end|>\n<|endoftext|><pad><pad>": " 21", "a</s>b": "a</s>b"}
     right["<think>20?</think>\n\n21"] = "21"
-    wrong = {"21.0<eos>": "21", "12+9=21<eos>": "21", "01<eos>": "1", "</s>": "1"}  # Math-Verify would take 21.0 for 21
-    queries, labels = zip(*((f"12+9={response}", label) for response, label in (right | wrong).items()), strict=True)
+    wrong = {
+        "21.0<eos>": "21",
+        "12+9=21<eos>": "21",
+        "01<eos>": "1",
+        "</s>": "1",
+    }  # Math-Verify would take 21.0 for 21
+    queries, labels = zip(
+        *((f"12+9={response}", label) for response, label in (right | wrong).items()), strict=True
+    )
     rewards = [1.0] * len(right) + [0.0] * len(wrong)
     result = reward_func(queries, ["12+9="] * len(queries), labels)
-    assert result == {"rewards": rewards, "scores": rewards, "extra_logs": {}, "read": [None] * len(rewards)}
+    assert result == {
+        "rewards": rewards,
+        "scores": rewards,
+        "extra_logs": {},
+        "read": [None] * len(rewards),
+    }
     unfinished = reward_func(["12+9=<think>21"], ["12+9="], ["21"])
     assert unfinished["rewards"] == [0.0] and "thought" in unfinished["read"][0]
     with pytest.raises(ValueError, match="does not start with its prompt"):
@@ -57,7 +69,20 @@ def test_labels_that_are_numbers(label, number):
 
 @pytest.mark.parametrize(
     "text",
-    ["1 2", "1\n2", "5!", r"\sin 4", "10^{-7}m+1", "x^2", r"\sqrt{16}", "7+4-6", r"\log_2 8", "2^3", "3x", "1e99999"],
+    [
+        "1 2",
+        "1\n2",
+        "5!",
+        r"\sin 4",
+        "10^{-7}m+1",
+        "x^2",
+        r"\sqrt{16}",
+        "7+4-6",
+        r"\log_2 8",
+        "2^3",
+        "3x",
+        "1e99999",
+    ],
 )
 def test_what_is_no_number_is_not_read_in_part(text):
     assert not isinstance(read(text), (Number, Equation))
@@ -123,17 +148,41 @@ def test_items_of_a_list_are_matched_one_to_one_in_any_order():
     assert equal(label, wrong, same_root) is False
 
 
-SPELLINGS = ["{}", " {}.", "+{}", "${}$", r"\text{{{}}}", "x = {}", r"\boxed{{{}}}", "({})", r"{} \text{{ apples}}"]
+SPELLINGS = [
+    "{}",
+    " {}.",
+    "+{}",
+    "${}$",
+    r"\text{{{}}}",
+    "x = {}",
+    r"\boxed{{{}}}",
+    "({})",
+    r"{} \text{{ apples}}",
+]
 integers = st.integers(1, 10**5)
 
 
 @settings(deadline=None)  # the first call imports
 @given(integers, st.integers(-40, 40), st.sampled_from(SPELLINGS), st.integers(2, 9))
-def test_a_value_equals_itself_in_any_spelling_and_nothing_that_is_changed(digits, exponent, spelling, other):
+def test_a_value_equals_itself_in_any_spelling_and_nothing_that_is_changed(
+    digits, exponent, spelling, other
+):
     number, power = f"{digits}e{exponent}", f"10^{{{exponent}}}"
-    written = [number, rf"{digits} \times {power}", rf"{digits}\cdot {power}", f"{digits} x {power}"]
-    assert all(same(number, spelling.format(text)) for text in [*written, f"{digits}0E{exponent - 1}"])
-    changed = [f"-{number}", f"{digits}e{exponent + 1}", f"{digits}{other}e{exponent}", f"{digits + 1}e{exponent}"]
+    written = [
+        number,
+        rf"{digits} \times {power}",
+        rf"{digits}\cdot {power}",
+        f"{digits} x {power}",
+    ]
+    assert all(
+        same(number, spelling.format(text)) for text in [*written, f"{digits}0E{exponent - 1}"]
+    )
+    changed = [
+        f"-{number}",
+        f"{digits}e{exponent + 1}",
+        f"{digits}{other}e{exponent}",
+        f"{digits + 1}e{exponent}",
+    ]
     assert not any(same(number, text) for text in changed)
     assert not same(rf"{number} \text{{ km}}", rf"{number} \text{{ kg}}")
 

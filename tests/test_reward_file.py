@@ -29,15 +29,25 @@ def test_what_is_no_reward_is_refused_in_the_same_words(value):
     with pytest.raises(RunError) as refused:
         reward_file.checked(value, "mine")
     shown = " ".join(repr(value).split())[:80]
-    assert str(refused.value) == f'mine returned {shown}; return {{"rewards": [one number or None for each response]}}'
+    assert (
+        str(refused.value)
+        == f'mine returned {shown}; return {{"rewards": [one number or None for each response]}}'
+    )
 
 
-@pytest.mark.parametrize("one", [1, [1.0], (True,), torch.tensor(1), [np.float32(1)], np.array([True])])
+@pytest.mark.parametrize(
+    "one", [1, [1.0], (True,), torch.tensor(1), [np.float32(1)], np.array([True])]
+)
 def test_a_reward_may_be_a_number_or_hold_one(one):
     assert reward_file.checked({"rewards": one, "scores": None}, "mine") == (1.0, 1.0, {}, None)
     given = {"rewards": [-7.5], "scores": one, "extra_logs": {"a": 1}, "read": ["seven"]}
     assert reward_file.checked(given, "") == (-7.5, 1.0, {"a": 1}, "seven")
-    assert reward_file.checked({"rewards": [None], "scores": one, "read": "?"}, "mine") == (None, None, {}, "?")
+    assert reward_file.checked({"rewards": [None], "scores": one, "read": "?"}, "mine") == (
+        None,
+        None,
+        {},
+        "?",
+    )
 
 
 @pytest.fixture
@@ -46,7 +56,9 @@ def check(tmp_path):
 
     def run(source, prompts=("5 or 7?",), labels=("6",), estimator="dbb"):
         (tmp_path / "mine.py").write_text(source)
-        return reward_file.check(str(tmp_path / "mine.py"), prompts, labels, estimators.build(estimator))
+        return reward_file.check(
+            str(tmp_path / "mine.py"), prompts, labels, estimators.build(estimator)
+        )
 
     return run
 
@@ -54,13 +66,34 @@ def check(tmp_path):
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("\ndef reward_func(queries:\n", "{} failed: SyntaxError: '(' was never closed (mine.py, line 2)"),
-        ("import os\nos._exit(7)\n", "reward_func of mine.py: its process ended; call it by hand (docs/rewards.md)"),
-        ("reward_func = 5\n", "{} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)"),
-        (returning("1 / 0"), "reward_func of mine.py failed: ZeroDivisionError: division by zero (mine.py, line 3)"),
-        (returning("sys.exit('no\\nkey')"), "reward_func of mine.py failed: SystemExit: no key (mine.py, line 3)"),
-        (returning("{'rewards': None}"), "reward_func of mine.py returned None for all responses that were tried"),
-        (returning("{'rewards': [0.5]}"), "score 0.5 of reward_func of mine.py is not 0 or 1, as memory 'dbb' needs"),
+        (
+            "\ndef reward_func(queries:\n",
+            "{} failed: SyntaxError: '(' was never closed (mine.py, line 2)",
+        ),
+        (
+            "import os\nos._exit(7)\n",
+            "reward_func of mine.py: its process ended; call it by hand (docs/rewards.md)",
+        ),
+        (
+            "reward_func = 5\n",
+            "{} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)",
+        ),
+        (
+            returning("1 / 0"),
+            "reward_func of mine.py failed: ZeroDivisionError: division by zero (mine.py, line 3)",
+        ),
+        (
+            returning("sys.exit('no\\nkey')"),
+            "reward_func of mine.py failed: SystemExit: no key (mine.py, line 3)",
+        ),
+        (
+            returning("{'rewards': None}"),
+            "reward_func of mine.py returned None for all responses that were tried",
+        ),
+        (
+            returning("{'rewards': [0.5]}"),
+            "score 0.5 of reward_func of mine.py is not 0 or 1, as memory 'dbb' needs",
+        ),
     ],
 )
 def test_a_broken_file_is_refused_in_one_line(check, tmp_path, source, problem):
@@ -71,13 +104,18 @@ def test_a_broken_file_is_refused_in_one_line(check, tmp_path, source, problem):
 
 
 def test_a_score_that_the_memory_beside_an_estimator_does_not_take_is_refused(check):
-    with pytest.raises(UsageError, match=r"score -1 of reward_func of mine.py.*memory 'auto'.*--point.memory gaussian"):
+    with pytest.raises(
+        UsageError,
+        match=r"score -1 of reward_func of mine.py.*memory 'auto'.*--point.memory gaussian",
+    ):
         check(returning("{'rewards': [-1]}"), estimator="point")
 
 
 def test_a_function_that_hangs_is_refused_also_with_a_child_that_stays(check, monkeypatch):
     monkeypatch.setattr(reward_file, "LIMIT_S", 1.0)
-    with pytest.raises(UsageError, match=r"^reward_func of mine.py: no reply within 1.0 s; call it by hand"):
+    with pytest.raises(
+        UsageError, match=r"^reward_func of mine.py: no reply within 1.0 s; call it by hand"
+    ):
         check("import os, time\ndef reward_func(*_):\n    os.fork()\n    time.sleep(1000)\n")
 
 
@@ -95,6 +133,11 @@ def test_a_file_that_works_is_accepted_whatever_else_it_does(check, tmp_path, mo
 
 def test_a_reward_that_pays_for_the_prompt_is_named_with_the_share(check):
     [warning] = check(CONTAINS, ["5 or 7?", "2 + 3 ="] * 2, ["5", "5"] * 2)
-    assert warning.startswith("mine.py, given the prompt itself as the response, scores 50% of 4 sampled prompts")
+    assert warning.startswith(
+        "mine.py, given the prompt itself as the response, scores 50% of 4 sampled prompts"
+    )
     prompts = [f"{number}?" for number in range(1000)]
-    assert "100% of 16 sampled prompts" in check(CONTAINS, prompts, [str(number) for number in range(1000)])[0]
+    assert (
+        "100% of 16 sampled prompts"
+        in check(CONTAINS, prompts, [str(number) for number in range(1000)])[0]
+    )

@@ -103,7 +103,13 @@ TABLE = [
     ("How large is it?", "3", r"\boxed{\max(2, 3)}", False),
     *[
         (SIMPLIFY, SIMPLIFY_LABEL, rf"\boxed{{{copy}}}", False)
-        for copy in (r"1\cdot(\sqrt{12})", r"+\sqrt{12}", r"\frac{\sqrt{12}}{1}", r"-(-\sqrt{12})", r"\sqrt{12}+0")
+        for copy in (
+            r"1\cdot(\sqrt{12})",
+            r"+\sqrt{12}",
+            r"\frac{\sqrt{12}}{1}",
+            r"-(-\sqrt{12})",
+            r"\sqrt{12}+0",
+        )
     ],
     (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{\sqrt{12} = 2\sqrt{3}}", True),
     (SIMPLIFY, SIMPLIFY_LABEL, r"The answer is $2$. The answer is $2\sqrt{3}$.", False),
@@ -378,7 +384,11 @@ def test_a_letter_is_committed_to_as_a_number_is(reward, response, right):
 
 def test_a_thought_that_the_prompt_opens_is_unfinished_until_it_is_closed(module):
     opened, closed = SUM + "\n<think>\n", SUM + "\n<think>\n\n</think>\n\n"
-    rows = [(opened, r"so \boxed{5}", 0.0), (opened, r"4?</think>\boxed{5}", 1.0), (closed, r"\boxed{5}", 1.0)]
+    rows = [
+        (opened, r"so \boxed{5}", 0.0),
+        (opened, r"4?</think>\boxed{5}", 1.0),
+        (closed, r"\boxed{5}", 1.0),
+    ]
     queries = [prompt + response for prompt, response, _ in rows]
     result = module.reward_func(queries, [prompt for prompt, *_ in rows], ["5"] * len(rows))
     assert result["rewards"] == [reward for *_, reward in rows]
@@ -416,11 +426,15 @@ def test_what_was_read_stands_beside_the_reward(module, question, label, respons
     assert module.reward_func([question + response], [question], [label])["read"] == [read]
 
 
-def test_a_response_that_never_ends_is_wrong_and_a_verifier_that_is_broken_is_missing(module, reward, monkeypatch):
+def test_a_response_that_never_ends_is_wrong_and_a_verifier_that_is_broken_is_missing(
+    module, reward, monkeypatch
+):
     pool = VerifierPool(size=1, time_limit_s=2.0)
     monkeypatch.setattr(module, "_pool", pool)
     assert reward(r"\boxed{9^{9^{9^9}}}", r"\sqrt{2}") == 0.0
-    assert reward(r"\boxed{9^{9^{9^9}}}", r"9^{9^{9^8}}") is None  # it cannot verify the label either
+    assert (
+        reward(r"\boxed{9^{9^{9^9}}}", r"9^{9^{9^8}}") is None
+    )  # it cannot verify the label either
     pool.close()
     monkeypatch.setattr("sys.executable", "/bin/false")
     assert reward(r"\boxed{\sqrt{3}}", r"\sqrt{2}") is None
@@ -440,10 +454,23 @@ def test_eight_threads_get_their_own_verdicts(reward):
 
 def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(module, monkeypatch):
     prose, torn = "There are $12$ ways for $n=3$.", r"t(0,4]"
-    labels = ["5", r"\frac{1}{2}", prose, r"\{1,2\}", "(0,1]", prose, "50\u00b0", "5.", torn, r"\text{yes}"]
+    labels = [
+        "5",
+        r"\frac{1}{2}",
+        prose,
+        r"\{1,2\}",
+        "(0,1]",
+        prose,
+        "50\u00b0",
+        "5.",
+        torn,
+        r"\text{yes}",
+    ]
     labels += ["9 (apples)", r"$\boxed{12}$", r"The answer is \boxed{x+1}.", "2.5 million"]
     assert list(module.unreadable_labels(labels)) == [prose, torn]
-    assert list(module.unreadable_labels(["2/4", "x+1"], ["What is 2/4?", "Repeat x+1."])) == ["2/4"]  # a copy
+    assert list(module.unreadable_labels(["2/4", "x+1"], ["What is 2/4?", "Repeat x+1."])) == [
+        "2/4"
+    ]  # a copy
     monkeypatch.setattr(module._pool, "ask", lambda request: pytest.fail(f"asked {request}"))
     assert module.unreadable_labels(map(str, range(10_000))) == {}  # numbers need no Math-Verify
 

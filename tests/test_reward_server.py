@@ -21,7 +21,11 @@ class Server:
     """A reward server that answers with one status, type and body; it keeps what it was asked."""
 
     def __init__(self):
-        self.status, self.kind, self.body = 200, "application/json", lambda asked: {"rewards": [1.0]}
+        self.status, self.kind, self.body = (
+            200,
+            "application/json",
+            lambda asked: {"rewards": [1.0]},
+        )
         self.asked, self.wait_s = [], 0.0
         answers = self
 
@@ -69,12 +73,18 @@ def test_a_server_gets_the_question_the_label_and_nothing_and_its_scores_are_pri
     assert "gave 6 scores from 0 to 1, and 0 None, on 2 prompts" in line and "hunter2" not in line
     queries = [asked["query"][0] for asked in server.asked]
     assert sorted(queries) == ["1+1=", "1+1=1+1=", "1+1=2", "2+2=", "2+2=2+2=", "2+2=4"]
-    assert {(asked["prompts"][0], asked["labels"][0]) for asked in server.asked} == {("1+1=", "2"), ("2+2=", "4")}
+    assert {(asked["prompts"][0], asked["labels"][0]) for asked in server.asked} == {
+        ("1+1=", "2"),
+        ("2+2=", "4"),
+    }
 
 
 def test_a_server_that_pays_for_the_question_is_warned_about(server):
     _, warning = check(server.url)
-    assert warning.startswith("warning: the reward server http://127.0.0.1:") and "scores 100% of 2" in warning
+    assert (
+        warning.startswith("warning: the reward server http://127.0.0.1:")
+        and "scores 100% of 2" in warning
+    )
 
 
 LONG = "x" * 1000
@@ -83,8 +93,18 @@ LONG = "x" * 1000
 @pytest.mark.parametrize(
     ("body", "status", "kind", "said"),
     [
-        ("boom\nnow", 500, "text/plain", r"answered 500 Internal Server Error \(text/plain\): boom now; start it"),
-        ("<html>login</html>", 200, "text/html", r"answered 200 OK \(text/html\): <html>login</html>;"),
+        (
+            "boom\nnow",
+            500,
+            "text/plain",
+            r"answered 500 Internal Server Error \(text/plain\): boom now; start it",
+        ),
+        (
+            "<html>login</html>",
+            200,
+            "text/html",
+            r"answered 200 OK \(text/html\): <html>login</html>;",
+        ),
         (LONG, 404, "text/html", "answered 404 Not Found .*: x{197}[.]{3};"),
         ("", 503, "text/plain", "answered 503 .*: nothing;"),
         ("token=hunter2", 401, "text/plain", r"answered 401 .*: token=\*\*\*;"),
@@ -99,7 +119,9 @@ LONG = "x" * 1000
         ({"rewards": [0.5]}, 200, "application/json", "score 0.5"),
     ],
 )
-def test_a_server_that_gives_no_rewards_is_refused_with_what_it_said(server, body, status, kind, said):
+def test_a_server_that_gives_no_rewards_is_refused_with_what_it_said(
+    server, body, status, kind, said
+):
     server.says(body, status, kind)
     with pytest.raises(UsageError, match=said) as refused:
         check(server.url)
@@ -108,7 +130,9 @@ def test_a_server_that_gives_no_rewards_is_refused_with_what_it_said(server, bod
 
 
 def test_a_server_that_is_down_or_hangs_is_refused(server, monkeypatch):
-    with pytest.raises(UsageError, match=r"server http://127\.0\.0\.1:1/x gave no answer: .*; start"):
+    with pytest.raises(
+        UsageError, match=r"server http://127\.0\.0\.1:1/x gave no answer: .*; start"
+    ):
         check("http://127.0.0.1:1/x")
     with pytest.raises(UsageError, match="gave no answer: "):
         check("localhost:1/x")

@@ -35,7 +35,9 @@ def workers(pool):
 
 
 def running(word):
-    found = psutil.process_iter(["pid", "ppid", "cmdline"])  # one that has ended has no command line
+    found = psutil.process_iter(
+        ["pid", "ppid", "cmdline"]
+    )  # one that has ended has no command line
     return [each.info for each in found if word in " ".join(each.info["cmdline"] or ())]
 
 
@@ -62,7 +64,9 @@ def test_worker_that_dies_on_an_answer_is_replaced_and_the_answer_is_missing(poo
     assert workers() != [pid]
 
 
-def test_worker_is_started_when_needed_then_reused_and_replaced_where_it_was_killed_while_idle(workers):
+def test_worker_is_started_when_needed_then_reused_and_replaced_where_it_was_killed_while_idle(
+    workers,
+):
     pool = VerifierPool(size=4)
     assert workers() == []
     assert [pool.verify("1", str(label)) for label in range(3)] == [False, True, False]
@@ -80,7 +84,8 @@ DOUBLES = "import os\n    os.fork()\n    return {'correct': os.getppid() == pare
 
 
 @pytest.mark.parametrize(
-    ("trick", "seconds", "verdict"), [(RESETS, 0.5, None), (FORKS, 0.5, None), (DOUBLES, 60.0, True)]
+    ("trick", "seconds", "verdict"),
+    [(RESETS, 0.5, None), (FORKS, 0.5, None), (DOUBLES, 60.0, True)],
 )
 def test_a_verifier_without_its_alarm_or_with_children_does_not_hold_the_caller(
     tmp_path, monkeypatch, trick, seconds, verdict
@@ -114,7 +119,9 @@ def test_a_worker_that_cannot_start_raises_every_time(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     pool = VerifierPool(size=1)
     for _ in range(2):  # the second call must not wait for the slot of the first
-        with pytest.raises(UsageError, match=r"verifier_pool 5\.0 did not start.*is its package installed\?"):
+        with pytest.raises(
+            UsageError, match=r"verifier_pool 5\.0 did not start.*is its package installed\?"
+        ):
             pool.verify("1", "1")
 
 

@@ -20,13 +20,19 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.integrations import hosts
 from openrlhf_dbb.integrations.shared import Settings
 
-FORM, GROUP, STRATEGY = "--algo.advantage.estimator", "--rollout.n_samples_per_prompt", "--rollout.strategy"
+FORM, GROUP, STRATEGY = (
+    "--algo.advantage.estimator",
+    "--rollout.n_samples_per_prompt",
+    "--rollout.strategy",
+)
 TRAINERS = {"TRL": (hosts.TRL, hosts.TRL_NAMES), "verl": (hosts.VERL, hosts.VERL_NAMES)}
 
 
 def of_command(ours, group):
     flags = {"estimator": "--estimator", "form": FORM, "strategy": STRATEGY, "thin": "--train.thin"}
-    argv = [word for name, value in ours.items() if name in flags for word in (flags[name], str(value))]
+    argv = [
+        word for name, value in ours.items() if name in flags for word in (flags[name], str(value))
+    ]
     memory = ours.get("parameters", {}).get("memory")
     if memory:
         argv += ["--point.memory", memory]
@@ -47,8 +53,16 @@ def of_integration(name, ours, group):
     [
         ({"estimator": "point"}, 1, "point.* 2 or more.*auto"),
         ({"estimator": "ema", "form": "rloo"}, 8, "rloo.*ema.*without it.*dr_grpo.*dbb"),
-        ({"thin": 0.5, "form": "reinforce_baseline"}, 8, "thin.* with .*reinforce_baseline.*leave one out"),
-        ({"estimator": "gaussian", "strategy": "posterior"}, 8, "posterior.*forecast.*gaussian.*auto"),
+        (
+            {"thin": 0.5, "form": "reinforce_baseline"},
+            8,
+            "thin.* with .*reinforce_baseline.*leave one out",
+        ),
+        (
+            {"estimator": "gaussian", "strategy": "posterior"},
+            8,
+            "posterior.*forecast.*gaussian.*auto",
+        ),
         (
             {"estimator": "point", "parameters": {"memory": "gaussian"}, "strategy": "posterior"},
             8,
@@ -57,22 +71,38 @@ def of_integration(name, ours, group):
     ],
 )
 def test_what_does_not_go_together_is_refused_alike_by_every_trainer(ours, group, words):
-    for line in (of_command(ours, group), of_integration("TRL", ours, group), of_integration("verl", ours, group)):
+    for line in (
+        of_command(ours, group),
+        of_integration("TRL", ours, group),
+        of_integration("verl", ours, group),
+    ):
         assert re.search(words, line) and "\n" not in line
 
 
 def test_each_trainer_writes_the_settings_as_its_users_do():
     ours = {"estimator": "point"}
-    assert re.match(r"--estimator point with --rollout.n_samples_per_prompt 1: .*--estimator auto", of_command(ours, 1))
-    assert re.match(r"estimator='point' with num_generations=1: .*estimator='auto'", of_integration("TRL", ours, 1))
+    assert re.match(
+        r"--estimator point with --rollout.n_samples_per_prompt 1: .*--estimator auto",
+        of_command(ours, 1),
+    )
+    assert re.match(
+        r"estimator='point' with num_generations=1: .*estimator='auto'",
+        of_integration("TRL", ours, 1),
+    )
     verl = of_integration("verl", ours, 1)
-    assert re.match(r"algorithm.posterior.estimator=point with actor_rollout_ref.rollout.n=1: ", verl)
+    assert re.match(
+        r"algorithm.posterior.estimator=point with actor_rollout_ref.rollout.n=1: ", verl
+    )
 
 
 def test_a_loop_of_ones_own_is_refused_what_an_estimator_cannot_tell(tmp_path):
     columns = (["a", "a"], ["1", "1"])
-    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "r", *columns, estimator="ema") as posteriors:
-        with pytest.raises(ValueError, match=r"form='rloo' with estimator='ema': .* form='dr_grpo'"):
+    with Posteriors.create(
+        f"sqlite:///{tmp_path}/a.db", "r", *columns, estimator="ema"
+    ) as posteriors:
+        with pytest.raises(
+            ValueError, match=r"form='rloo' with estimator='ema': .* form='dr_grpo'"
+        ):
             posteriors.observe(1, *columns, [1, 0], form="rloo")
         posteriors.observe(1, *columns, [1, 0], form="dr_grpo")
 
@@ -111,7 +141,10 @@ def test_a_trainer_is_asked_for_what_a_strategy_needs():
     poor = Host("a trainer", {Capability.GENERATE_MORE: "its batches are fixed"}, {})
     assert Resting().needs == {Capability.GENERATE_MORE}
     line = rules.refusal(Plan(dbb, strategy=Resting(), host=poor, names=names))
-    assert re.search(r"strategy='?resting'? needs .*a trainer does not: its batches are fixed; use \S*strategy=", line)
+    assert re.search(
+        r"strategy='?resting'? needs .*a trainer does not: its batches are fixed; use \S*strategy=",
+        line,
+    )
     for other in hosts.HOSTS:
         assert rules.refusal(Plan(dbb, strategy=Resting(), host=other)) is None
     for name in ("dynamic", "greso"):
@@ -128,7 +161,9 @@ def test_what_is_replayed_is_asked_of_the_trainer():
     poor = Host("a trainer", {Capability.EXTRA_ROWS: "its step is fixed"}, {})
     plan = Plan(estimators.build("dbb"), host=poor, replay=Replay())
     assert re.match(r"replay needs .* its step is fixed; leave it out", rules.refusal(plan))
-    assert rules.refusal(Plan(estimators.build("dbb"), host=hosts.OWN_LOOP, replay=Replay())) is None
+    assert (
+        rules.refusal(Plan(estimators.build("dbb"), host=hosts.OWN_LOOP, replay=Replay())) is None
+    )
 
 
 TINY = ["--preset", "tiny"]
@@ -137,7 +172,16 @@ NONE = [*TINY, "--estimator", "none"]
 REPO = [*TINY, "--method", "repo"]
 LORA = [*DBB, "--ds.lora.rank", "8"]
 CONSTANT = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm"]
-OWN = ["--preset", "none", "--actor.model_name_or_path", "m", "--data.prompt_dataset", "d", "--vllm.num_engines", "1"]
+OWN = [
+    "--preset",
+    "none",
+    "--actor.model_name_or_path",
+    "m",
+    "--data.prompt_dataset",
+    "d",
+    "--vllm.num_engines",
+    "1",
+]
 MODEL = [*OWN, "--estimator", "gaussian", "--reward.model_name_or_path", "m"]
 ONE = [GROUP, "1", "--train.batch_size", "8"]
 
@@ -146,7 +190,10 @@ REFUSED = {  # by the name of a rule of the command: a command line that it refu
     "no_prompts": ([*TINY, "--data.prompt_dataset", ""], "data.prompt_dataset"),
     "name_of_no_folder": ([*TINY, "--run_name", "a/b"], "run_name"),
     "continued_and_begun": ([*TINY, "--resume", "--warm_start", "x"], "resume warm_start"),
-    "two_beginnings": ([*TINY, "--data.pass_rate_key", "c", "--warm_start", "x"], "data.pass_rate_key warm_start"),
+    "two_beginnings": (
+        [*TINY, "--data.pass_rate_key", "c", "--warm_start", "x"],
+        "data.pass_rate_key warm_start",
+    ),
     "one_checkpoint": ([*TINY, "--ckpt.max_num", "1"], "ckpt.max_num"),
     "no_adapter_to_save": ([*TINY, "--ckpt.save_adapter"], "ckpt.save_adapter ds.lora.rank"),
     "universal_checkpoint": ([*TINY, "--ds.use_universal_ckpt"], "ds.use_universal_ckpt"),
@@ -157,13 +204,22 @@ REFUSED = {  # by the name of a rule of the command: a command line that it refu
     ),
     "endless_queue": ([*TINY, "--train.async_queue_size", "0"], "train.async_queue_size"),
     "no_engine": ([*TINY, "--vllm.num_engines", "0"], "vllm.num_engines"),
-    "policy_and_engines_differ": ([*TINY, "--vllm.num_engines", "2"], "vllm.num_engines actor.num_gpus_per_node"),
+    "policy_and_engines_differ": (
+        [*TINY, "--vllm.num_engines", "2"],
+        "vllm.num_engines actor.num_gpus_per_node",
+    ),
     "adapters_alone": ([*NONE, "--ds.lora.rank", "8"], "ds.lora.rank estimator"),
-    "split_adapters": ([*LORA, "--ds.tensor_parallel_size", "2"], "ds.lora.rank ds.tensor_parallel_size"),
+    "split_adapters": (
+        [*LORA, "--ds.tensor_parallel_size", "2"],
+        "ds.lora.rank ds.tensor_parallel_size",
+    ),
     "adapters_of_4_bits": ([*LORA, "--ds.load_in_4bit"], "ds.lora.rank ds.load_in_4bit"),
     "adapters_sent_by_ray": ([*LORA, "--vllm.sync_with_ray"], "ds.lora.rank vllm.sync_with_ray"),
     "averaged_adapters": ([*LORA, "--train.enable_ema"], "ds.lora.rank train.enable_ema"),
-    "sums_of_another_loss": ([*DBB, *CONSTANT, "--actor.policy_loss_type", "gspo"], "actor.policy_loss_type"),
+    "sums_of_another_loss": (
+        [*DBB, *CONSTANT, "--actor.policy_loss_type", "gspo"],
+        "actor.policy_loss_type",
+    ),
     "flag_of_ours": ([*NONE, "--train.thin", "0.5"], "train.thin estimator"),
     "strategy_of_ours": ([*NONE, STRATEGY, "greso"], "rollout.strategy estimator"),
     "loss_of_ours": ([*NONE, *CONSTANT], "actor.loss_agg_mode estimator"),
@@ -171,7 +227,10 @@ REFUSED = {  # by the name of a rule of the command: a command line that it refu
     "lag_of_ours": ([*NONE, "--train.max_lag", "0"], "train.max_lag estimator"),
     "top_p_of_ours": ([*NONE, "--eval.top_p", "0.5"], "eval.top_p estimator"),
     "form_without_estimator": ([*DBB, FORM, "reinforce"], "algo.advantage.estimator estimator"),
-    "rules_of_every_trainer": ([*TINY, "--estimator", "point", *ONE], "estimator rollout.n_samples_per_prompt"),
+    "rules_of_every_trainer": (
+        [*TINY, "--estimator", "point", *ONE],
+        "estimator rollout.n_samples_per_prompt",
+    ),
     "vllm_log_probs_and_kl": (
         [*DBB, "--train.vllm_log_probs", "--algo.kl.init_coef", "0.1"],
         "train.vllm_log_probs algo.kl.init_coef",
@@ -185,9 +244,18 @@ REFUSED = {  # by the name of a rule of the command: a command line that it refu
         "rollout.strategy algo.dynamic_filtering_enable",
     ),
     "no_reward": ([*OWN, "--estimator", "dbb"], "reward.remote_url reward.model_name_or_path"),
-    "two_rewards": ([*DBB, "--reward.model_name_or_path", "m"], "reward.remote_url reward.model_name_or_path"),
-    "reward_model_for_verdicts": ([*MODEL, "--estimator", "dbb"], "reward.model_name_or_path estimator"),
-    "reward_after_generation": ([*MODEL, "--probe.fraction", "0.1"], "reward.model_name_or_path probe.fraction"),
+    "two_rewards": (
+        [*DBB, "--reward.model_name_or_path", "m"],
+        "reward.remote_url reward.model_name_or_path",
+    ),
+    "reward_model_for_verdicts": (
+        [*MODEL, "--estimator", "dbb"],
+        "reward.model_name_or_path estimator",
+    ),
+    "reward_after_generation": (
+        [*MODEL, "--probe.fraction", "0.1"],
+        "reward.model_name_or_path probe.fraction",
+    ),
     "no_steps_between_evaluations": ([*DBB, "--eval.steps", "0"], "eval.steps"),
     "no_steps_between_checkpoints": ([*DBB, "--ckpt.save_steps", "0"], "ckpt.save_steps"),
     "equal_rollouts": ([*DBB, "--rollout.temperature", "0"], "rollout.temperature"),
@@ -195,21 +263,46 @@ REFUSED = {  # by the name of a rule of the command: a command line that it refu
         [*DBB, "--rollout.vllm_generate_batch_size", "32"],
         "rollout.vllm_generate_batch_size rollout.batch_size",
     ),
-    "budget_below_a_step": ([*DBB, "--train.max_rollouts", "511"], "train.max_rollouts rollout.batch_size"),
-    "step_of_no_whole_batches": ([*DBB, "--train.batch_size", "24"], "train.batch_size rollout.batch_size"),
-    "batch_of_no_whole_micro_batches": ([*DBB, "--train.micro_batch_size", "7"], "train.micro_batch_size"),
-    "step_of_no_whole_micro_batches": ([*DBB, "--rollout.micro_batch_size", "7"], "rollout.micro_batch_size"),
+    "budget_below_a_step": (
+        [*DBB, "--train.max_rollouts", "511"],
+        "train.max_rollouts rollout.batch_size",
+    ),
+    "step_of_no_whole_batches": (
+        [*DBB, "--train.batch_size", "24"],
+        "train.batch_size rollout.batch_size",
+    ),
+    "batch_of_no_whole_micro_batches": (
+        [*DBB, "--train.micro_batch_size", "7"],
+        "train.micro_batch_size",
+    ),
+    "step_of_no_whole_micro_batches": (
+        [*DBB, "--rollout.micro_batch_size", "7"],
+        "rollout.micro_batch_size",
+    ),
     "cache_without_replay": ([*DBB, "--replay.max_age", "3"], "replay.max_age replay.samples"),
-    "dynamic_batches": ([*REPO, "--train.dynamic_batch_enable"], "replay.samples train.dynamic_batch_enable"),
+    "dynamic_batches": (
+        [*REPO, "--train.dynamic_batch_enable"],
+        "replay.samples train.dynamic_batch_enable",
+    ),
     "correction": (
         [*REPO, "--algo.advantage.is_correction_level", "token"],
         "replay.samples algo.advantage.is_correction_level",
     ),
     "kl_loss": ([*REPO, "--algo.kl.use_loss"], "replay.samples algo.kl.use_loss"),
-    "images": ([*REPO, "--data.max_images_per_prompt", "1"], "replay.samples data.max_images_per_prompt"),
-    "whitened_form": ([*REPO, FORM, "reinforce_baseline"], "replay.samples algo.advantage.estimator"),
+    "images": (
+        [*REPO, "--data.max_images_per_prompt", "1"],
+        "replay.samples data.max_images_per_prompt",
+    ),
+    "whitened_form": (
+        [*REPO, FORM, "reinforce_baseline"],
+        "replay.samples algo.advantage.estimator",
+    ),
 }
-RULES = {rule.__name__: rule for part in (RUN, PLACES, REPLAY, ALONE, POSTERIORS) for rule in part.functions}
+RULES = {
+    rule.__name__: rule
+    for part in (RUN, PLACES, REPLAY, ALONE, POSTERIORS)
+    for rule in part.functions
+}
 
 
 @pytest.mark.parametrize("name", RULES)

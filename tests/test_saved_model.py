@@ -42,7 +42,9 @@ class Tokenizer:
 def save(tmp_path, monkeypatch):
     """Function: save a model that was trained from one in a folder, on one rank."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
+    )
 
     def call(model, original, folder, tokenizer, *, save_adapter=False):
         flags = ["--preset", "tiny", "--actor.model_name_or_path", str(original)]
@@ -72,7 +74,9 @@ def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, save, dtype, t
         trained.model.embed_tokens.weight.add_(1.0)
     save(trained, original, saved, Tokenizer())
 
-    files = [safetensors.torch.load_file(folder / "model.safetensors") for folder in (original, saved)]
+    files = [
+        safetensors.torch.load_file(folder / "model.safetensors") for folder in (original, saved)
+    ]
     assert files[0].keys() == files[1].keys()
     assert {tensor.dtype for tensor in files[1].values()} == {getattr(torch, dtype)}
     assert sum(tensor.shape == (11, 8) for tensor in files[1].values()) == weights
@@ -80,7 +84,9 @@ def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, save, dtype, t
     loaded = AutoModelForCausalLM.from_pretrained(saved, dtype="auto")
     expected = trained.model.embed_tokens.weight.to(getattr(torch, dtype))
     assert torch.equal(loaded.model.embed_tokens.weight, expected)
-    assert torch.equal(loaded.lm_head.weight, expected if tied else trained.lm_head.weight.to(loaded.dtype))
+    assert torch.equal(
+        loaded.lm_head.weight, expected if tied else trained.lm_head.weight.to(loaded.dtype)
+    )
 
 
 @pytest.fixture
@@ -140,7 +146,9 @@ def test_adapters_are_saved_alone_on_request_and_merged_for_an_evaluation(tmp_pa
         assert folder == str(tmp_path / "saved")
 
 
-@pytest.mark.parametrize(("values", "expected"), [({"mean": 2.0, "std": 0.5}, (2.0, 0.5)), ({}, (0.0, 1.0))])
+@pytest.mark.parametrize(
+    ("values", "expected"), [({"mean": 2.0, "std": 0.5}, (2.0, 0.5)), ({}, (0.0, 1.0))]
+)
 def test_a_reward_model_is_prepared_with_the_mean_and_deviation_of_its_configuration(
     tmp_path, monkeypatch, values, expected
 ):
@@ -148,7 +156,11 @@ def test_a_reward_model_is_prepared_with_the_mean_and_deviation_of_its_configura
     made.config.update(values)
     made.save_pretrained(tmp_path)
     reward = get_llm_for_sequence_regression(
-        str(tmp_path), "reward", normalize_reward=True, attn_implementation="eager", value_head_prefix="score"
+        str(tmp_path),
+        "reward",
+        normalize_reward=True,
+        attn_implementation="eager",
+        value_head_prefix="score",
     )
     reward.mean.fill_(float("nan"))  # what a model holds that was made without memory
     monkeypatch.setattr(DeepspeedStrategy, "prepare", lambda self, *models: models)

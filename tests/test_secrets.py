@@ -43,7 +43,9 @@ STYLES = (
     lambda words: words.replace(" ", "-").title(),
     lambda words: words.replace(" ", "").lower(),
 )
-names = st.builds(lambda words, style: style(words), st.sampled_from(WORDS), st.sampled_from(STYLES))
+names = st.builds(
+    lambda words, style: style(words), st.sampled_from(WORDS), st.sampled_from(STYLES)
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -56,9 +58,20 @@ def test_a_secret_is_known_by_its_name_in_any_style(name):
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_harmless_names_and_their_values_stay(name):
-    value = {"config": {name: "text"}, "env": [f"{name}=text"], "argv": [f"--{name}", "text"], "pair": [name, "text"]}
+    value = {
+        "config": {name: "text"},
+        "env": [f"{name}=text"],
+        "argv": [f"--{name}", "text"],
+        "pair": [name, "text"],
+    }
     assert without_secrets(value) == value
-    for text in (f"--{name} text", f"{name}=text", f"{{'{name}': 'text'}}", f'{{"{name}":"text"}}', f"{name}: text"):
+    for text in (
+        f"--{name} text",
+        f"{name}=text",
+        f"{{'{name}': 'text'}}",
+        f'{{"{name}":"text"}}',
+        f"{name}: text",
+    ):
         assert without_passwords(text) == text
 
 
@@ -77,8 +90,12 @@ def test_harmless_texts_stay(text):
 
 # A secret begins and ends with a letter that stands nowhere else.
 inner = st.text(st.sampled_from("aZ9@/:.-_+,&%=~!$^*|"), max_size=8)
-secrets = inner.map(lambda text: f"Ω{text}Ω").filter(lambda text: not re.search(r",[\w+.-]+:/", text))
-schemes = st.sampled_from(["http", "https", "s3", "hf", "postgresql", "postgresql+psycopg", "gs", "ftp"])
+secrets = inner.map(lambda text: f"Ω{text}Ω").filter(
+    lambda text: not re.search(r",[\w+.-]+:/", text)
+)
+schemes = st.sampled_from(
+    ["http", "https", "s3", "hf", "postgresql", "postgresql+psycopg", "gs", "ftp"]
+)
 slashes = st.sampled_from(["/", "//"])
 
 
@@ -95,7 +112,9 @@ def assert_masked(text, secret):
 @settings(max_examples=200, deadline=None)
 @given(schemes, slashes, secrets, st.data())
 def test_no_secret_of_a_url_stays(scheme, slash, secret, data):
-    start = data.draw(st.sampled_from(["", "error: ", "/home/me/", "url='", "--eval.dataset ", "a.jsonl,"]))
+    start = data.draw(
+        st.sampled_from(["", "error: ", "/home/me/", "url='", "--eval.dataset ", "a.jsonl,"])
+    )
     end = data.draw(st.sampled_from(["", ": cannot be read", "', 'lr': 1}", ")", ","]))
     for url in (
         f"{scheme}:{slash}ann:{secret}@host/data.jsonl",
@@ -160,7 +179,10 @@ def test_no_value_beside_its_name_stays_in_a_text(name, secret, data):
     [
         ("no file at /home/me/http:/ann:hunter2.", "no file at /home/me/http:/***."),
         ("https://ann:1hunter2...", "https://***..."),
-        ("http://h:80/a:b, http://[::1]:80, sqlite:///a:b.db", "http://h:80/a:b, http://[::1]:80, sqlite:///a:b.db"),
+        (
+            "http://h:80/a:b, http://[::1]:80, sqlite:///a:b.db",
+            "http://h:80/a:b, http://[::1]:80, sqlite:///a:b.db",
+        ),
         ("the password is hunter2.", "the password is ***."),
         ("Password for ann was 'hunter 2', ask her", "Password for ann was '***', ask her"),
         ("the API key is hunter2", "the API key is ***"),
@@ -197,14 +219,17 @@ def holder():
 
 
 def test_a_token_of_a_known_form_is_masked_without_a_name():
-    assert without_passwords("Invalid user token hf_" + "a" * 34 + " given") == "Invalid user token *** given"
+    assert (
+        without_passwords("Invalid user token hf_" + "a" * 34 + " given")
+        == "Invalid user token *** given"
+    )
     assert without_passwords("hf_dataset sk-learn") == "hf_dataset sk-learn"
 
 
 def test_what_a_run_says_about_tokens_stays():
-    said = Progress(difference=1.0, outcomes=[StepOutcome(512, 0, 512)], has_end_token=False).troubles(
-        held_out_samples=1, max_new_tokens=24, punishes_failures=False
-    )
+    said = Progress(
+        difference=1.0, outcomes=[StepOutcome(512, 0, 512)], has_end_token=False
+    ).troubles(held_out_samples=1, max_new_tokens=24, punishes_failures=False)
     assert len(said) == 2 and all(without_passwords(line) == line for line in said.values())
 
 
@@ -212,7 +237,10 @@ def test_no_secret_stays_in_nested_values(holder):
     value = {
         "a": [("https:/u:hunter2@h/x",), {"X-API-Key": "hunter2", "input_key": "question"}],
         "env": ["OPENAI_API_KEY=hunter2", "HOME=/root"],
-        "pairs": [{"name": "API_KEY", "value": "hunter2"}, {"Value": "hunter2", "Key": "hub_token"}],
+        "pairs": [
+            {"name": "API_KEY", "value": "hunter2"},
+            {"Value": "hunter2", "Key": "hub_token"},
+        ],
         "text": "{'name': 'API_KEY', 'value': 'hunter2'}",
         "header": {"value": "hunter2", "header": "X-API-Key"},
         "argv": ["train", "--hub-token", "hunter2", "--lr", "1"],
@@ -235,7 +263,11 @@ def test_no_secret_stays_in_nested_values(holder):
     assert masked["env"] == ["OPENAI_API_KEY=***", "HOME=/root"]
     assert masked["argv"] == ["train", "--hub-token", "***", "--lr", "1"]
     assert masked["headers"] == [["Authorization", "***"], ["Accept", "*/*"]]
-    assert masked["namespace"].lr == 1 and masked["session"] == "***" and masked["path"] == "https:/***@h/x"
+    assert (
+        masked["namespace"].lr == 1
+        and masked["session"] == "***"
+        and masked["path"] == "https:/***@h/x"
+    )
     assert (masked["use_auth_token"], masked["hub_token"], masked["max_tokens"]) == (True, None, 24)
     assert json.dumps(masked | {"namespace": None})  # all of it is JSON
 
@@ -266,7 +298,10 @@ fail()
 def test_what_a_process_logs_and_its_tracebacks_are_masked(tmp_path):
     (tmp_path / "logs.py").write_text(LOGS)
     done = subprocess.run(
-        [sys.executable, tmp_path / "logs.py"], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        [sys.executable, tmp_path / "logs.py"],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1
     # the traceback quotes the script's own line
@@ -274,7 +309,9 @@ def test_what_a_process_logs_and_its_tracebacks_are_masked(tmp_path):
     assert "hunter2" not in said and "Logging error" not in said
     assert "url='http://h/score?***'\n" in done.stdout and "1 of 2\n" in done.stdout
     assert "ValueError: http://***@h is wrong" in done.stdout
-    assert done.stderr.count("ValueError: http://***@h is wrong") == 2  # of the thread, and of the process
+    assert (
+        done.stderr.count("ValueError: http://***@h is wrong") == 2
+    )  # of the thread, and of the process
 
 
 OF_OTHERS = """
@@ -289,7 +326,9 @@ logging.getLogger("theirs").warning("theirs: http://u:own@h")
 def test_our_records_are_masked_in_a_process_of_others_and_theirs_are_not(tmp_path):
     (tmp_path / "logs.py").write_text(OF_OTHERS)
     environment = {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, tmp_path / "logs.py"], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "logs.py"], env=environment, capture_output=True, text=True
+    )
     assert "cannot read http://***@h" in done.stdout and "theirs: http://u:own@h" in done.stdout
 
 

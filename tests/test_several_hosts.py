@@ -62,7 +62,15 @@ class Hosts:
         self.shared.mkdir()
         # The outermost process: it holds the namespaces in which both hosts are made.
         self._outer = self._hold(["unshare", "-Urnm"])
-        self._outside = ["nsenter", "-t", str(self._outer.pid), "-U", "-n", "-m", "--preserve-credentials"]
+        self._outside = [
+            "nsenter",
+            "-t",
+            str(self._outer.pid),
+            "-U",
+            "-n",
+            "-m",
+            "--preserve-credentials",
+        ]
         self._inner = {}
         self.start()
 
@@ -75,10 +83,26 @@ class Hosts:
     def start(self):
         """Start both, also after a power cut: the disks are as they were, the cable is plugged in, nothing runs."""
         for name in NODES:
-            held = self._hold([*self._outside, "unshare", "-nmupif", "--mount-proc", "--kill-child"])
+            held = self._hold(
+                [*self._outside, "unshare", "-nmupif", "--mount-proc", "--kill-child"]
+            )
             self._inner[name] = (held, self._first_process(held.pid))
         a, b = (str(self._inner[name][1]) for name in NODES)
-        cable = ["ip", "link", "add", "va0", "netns", a, "type", "veth", "peer", "name", "vb0", "netns", b]
+        cable = [
+            "ip",
+            "link",
+            "add",
+            "va0",
+            "netns",
+            a,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "vb0",
+            "netns",
+            b,
+        ]
         subprocess.run([*self._outside, *cable], check=True)
         for name in NODES:
             self._set_up(name)
@@ -93,7 +117,9 @@ class Hosts:
             children = [pid]
             while children:
                 pid = children[0]
-                children = [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+                children = [
+                    int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+                ]
             if "sleep" in Path(f"/proc/{pid}/comm").read_text():
                 return pid
             time.sleep(0.1)
@@ -155,9 +181,21 @@ class Hosts:
 
     def _ray(self, name, line, addresses, *options):
         """A command of the page with these hosts' addresses, and with what a host without GPUs needs."""
-        words = [re.sub(r"10\.77\.9\.\d", lambda found: addresses[found[0]], word) for word in line.split()[2:]]
+        words = [
+            re.sub(r"10\.77\.9\.\d", lambda found: addresses[found[0]], word)
+            for word in line.split()[2:]
+        ]
         done = self.run(
-            name, RAY, "start", *words, "--num-gpus", "1", "--num-cpus", "8", "--disable-usage-stats", *options
+            name,
+            RAY,
+            "start",
+            *words,
+            "--num-gpus",
+            "1",
+            "--num-cpus",
+            "8",
+            "--disable-usage-stats",
+            *options,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -222,7 +260,10 @@ class TestSeveralHosts:
         refused = cluster.run("nodea", *command(cluster, "--ckpt.path", str(alone)))
         assert refused.returncode == 2, refused.stderr[-4000:]
         *waits, line = refused.stderr.splitlines()
-        assert line == f"error: node nodeb (10.77.9.2) does not see {alone} (--ckpt.path); all hosts have to share it"
+        assert (
+            line
+            == f"error: node nodeb (10.77.9.2) does not see {alone} (--ckpt.path); all hosts have to share it"
+        )
         assert all(wait.startswith("reading data and model") for wait in waits)  # on a slow machine
         assert rows(cluster.shared, "SELECT count(*) FROM dbb_run") == [(0,)]
 
@@ -240,17 +281,31 @@ class TestSeveralHosts:
         cluster.kill("nodea")
         assert driver.wait(timeout=90) == 1, log.read_text()[-4000:]
         printed = log.read_text()
-        assert "joined 10.77.9.2:6379: 2 GPUs on 2 nodes, nodea (10.77.9.1), nodeb (10.77.9.2)" in printed
+        assert (
+            "joined 10.77.9.2:6379: 2 GPUs on 2 nodes, nodea (10.77.9.1), nodeb (10.77.9.2)"
+            in printed
+        )
         (line,) = [line for line in printed.splitlines() if line.startswith("error: ")]
-        assert re.search(r"rank [01] of the policy \(process \d+ on host nodea \(10.77.9.1\)\)", line)
+        assert re.search(
+            r"rank [01] of the policy \(process \d+ on host nodea \(10.77.9.1\)\)", line
+        )
         assert " has died: " in line
-        assert "its last checkpoint is global_step4; continue it with --resume mine; traces are in /" in line
+        assert (
+            "its last checkpoint is global_step4; continue it with --resume mine; traces are in /"
+            in line
+        )
         check_posteriors(cluster.shared, steps=last_step(cluster.shared))
-        manifest = json.loads((cluster.shared / "runs/mine/checkpoints/_actor/global_step4/manifest.json").read_text())
-        assert any("pp_rank_1_" in name for name in manifest["files"])  # the second rank has saved its part
+        manifest = json.loads(
+            (cluster.shared / "runs/mine/checkpoints/_actor/global_step4/manifest.json").read_text()
+        )
+        assert any(
+            "pp_rank_1_" in name for name in manifest["files"]
+        )  # the second rank has saved its part
         divergence = logged(cluster.shared / "runs/mine/tensorboard/mine")["train/vllm_kl"]
         # Both engines have the weights: see test_training.py, where the policy moves as far.
-        assert {*divergence} >= {1, 2, 3, 4} and median(map(abs, divergence.values())) < 0.005, divergence
+        assert {*divergence} >= {1, 2, 3, 4} and median(map(abs, divergence.values())) < 0.005, (
+            divergence
+        )
 
     @pytest.mark.long
     def test_that_run_is_finished(self, cluster):

@@ -8,7 +8,14 @@ import pytest
 from filler import check
 from sqlalchemy import event
 
-from openrlhf_dbb.storage import RolloutRows, StepRows, StoreError, open_store, read_log, read_probes
+from openrlhf_dbb.storage import (
+    RolloutRows,
+    StepRows,
+    StoreError,
+    open_store,
+    read_log,
+    read_probes,
+)
 from openrlhf_dbb.storage.read import kept_rollouts, progress, prompt_history
 
 NAN = float("nan")
@@ -52,12 +59,18 @@ EXOTIC = "emoji \U0001f600, \u4e2d\u6587, \x1b[31m, 'quoted', \\"
 
 @pytest.mark.parametrize(
     ("given", "kept"),
-    [("nul \0 in it", "nul \ufffd in it"), ("half a pair \ud83d", "half a pair \ufffd"), (EXOTIC, EXOTIC)],
+    [
+        ("nul \0 in it", "nul \ufffd in it"),
+        ("half a pair \ud83d", "half a pair \ufffd"),
+        (EXOTIC, EXOTIC),
+    ],
 )
 def test_texts_no_database_can_hold_are_replaced_but_keep_their_identity(store, given, kept):
     ids = store.register_prompts([given, kept], [given, kept])
     assert (ids[0] == ids[1]) == (given == kept)
-    assert store.query("SELECT prompt, label FROM prompts WHERE prompt_id = :id", id=int(ids[0])) == [(kept, kept)]
+    assert store.query(
+        "SELECT prompt, label FROM prompts WHERE prompt_id = :id", id=int(ids[0])
+    ) == [(kept, kept)]
 
 
 # ---- steps
@@ -70,7 +83,10 @@ def test_other_state_fields_are_readable_in_sql_and_exact(store, ids, fill):
 
     def take(run, step, after):
         before = run.load(ids)
-        run.record_step(step, StepRows(ids, np.array([1, 1]), zeros, zeros, zeros, after, before.state, before.step))
+        run.record_step(
+            step,
+            StepRows(ids, np.array([1, 1]), zeros, zeros, zeros, after, before.state, before.step),
+        )
 
     for step, after in enumerate((state, -state, state), 1):
         take(run, step, after)
@@ -78,12 +94,17 @@ def test_other_state_fields_are_readable_in_sql_and_exact(store, ids, fill):
     assert store.query("SELECT alpha, beta, state FROM posterior_history WHERE step = 2 ORDER BY prompt_id") == [
         (-2.0, None, "[-5e-324,null,-0.30000000000000004]"), (-5.0, None, "[0.0,null,-1.7976931348623157e308]"),
     ]  # fmt: skip
-    fields = store.query("SELECT field, value FROM states WHERE prompt_id = :id ORDER BY field", id=int(ids[0]))
+    fields = store.query(
+        "SELECT field, value FROM states WHERE prompt_id = :id ORDER BY field", id=int(ids[0])
+    )
     assert fields == [("alpha", 2.0), ("speed", pytest.approx(0.3)), ("value", 5e-324)]
     copy = fill.run(store, "copy", fields=run.record.state_fields)
     copy.warm_start(store, run.record, ids)
     take(copy, 1, -state)
-    for of, step, expected in ((run, 2, -state), (copy, 0, state)):  # of an earlier step, and of the warm start
+    for of, step, expected in (
+        (run, 2, -state),
+        (copy, 0, state),
+    ):  # of an earlier step, and of the warm start
         of.roll_back(step)
         assert of.load(ids).state.tobytes() == expected.tobytes()
     assert check(store) == []
@@ -93,7 +114,9 @@ def test_an_estimator_without_state_keeps_visits_and_history(store, ids, fill):
     run, nothing = fill.run(store, fields=()), np.empty((3, 0))
     mean, variance = np.array([0.25, 0.5, 1]), np.array([0.25, 1 / 3, 0])
     for step in (1, 2):
-        rows = StepRows(ids, np.full(3, 4), 4 * mean, mean, variance, nothing, nothing, run.load(ids).step)
+        rows = StepRows(
+            ids, np.full(3, 4), 4 * mean, mean, variance, nothing, nothing, run.load(ids).step
+        )
         run.record_step(step, rows)
     assert run.load(ids).state.shape == (3, 0)
     assert store.query("SELECT alpha, mean, variance, visits FROM posteriors ORDER BY prompt_id") == [
@@ -121,10 +144,14 @@ def _kept(ids):
 
 def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, run, ids, fill):
     probes, kept, shared = fill.probes(ids[:2], [8, 4], [3, 2]), _kept(ids), {"a": np.array([2.0])}
-    rows = fill.rows(run, ids, [4, 1, 0], probes=probes, kept=kept, shared=shared, policy_version=np.zeros(3))
+    rows = fill.rows(
+        run, ids, [4, 1, 0], probes=probes, kept=kept, shared=shared, policy_version=np.zeros(3)
+    )
     run.record_step(1, rows)
     before = fill.dump(store)
-    backwards = {name: values[::-1] for name, values in vars(rows).items() if isinstance(values, np.ndarray)}
+    backwards = {
+        name: values[::-1] for name, values in vars(rows).items() if isinstance(values, np.ndarray)
+    }
     for again in (rows, dataclasses.replace(rows, **backwards)):
         run.record_step(1, again)
     for other in (
@@ -134,7 +161,9 @@ def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, run
         {"shared": {"a": np.array([np.nextafter(2, 3)])}},
         {"policy_version": np.array([0.0, 0.0, NAN])},
     ):
-        with pytest.raises(StoreError, match=r"step 1 of run 'run' is already recorded with different .* to step 0"):
+        with pytest.raises(
+            StoreError, match=r"step 1 of run 'run' is already recorded with different .* to step 0"
+        ):
             run.record_step(1, dataclasses.replace(rows, **other))
     assert fill.dump(store) == before
     fill.step(run, 2, ids, [4, 1, 0])
@@ -156,8 +185,16 @@ def test_a_step_without_prompts_is_a_step_and_a_gap_is_refused(store, run, ids, 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("state", np.array([[1.0, 2.0], [np.nan, 1.0]]), r"state of prompt 2 is \[nan, 1.0\]; it must be finite"),
-        ("previous_step", np.array([0, -1]), "previous_step of prompt 1 is 0, its posterior is of step -1"),
+        (
+            "state",
+            np.array([[1.0, 2.0], [np.nan, 1.0]]),
+            r"state of prompt 2 is \[nan, 1.0\]; it must be finite",
+        ),
+        (
+            "previous_step",
+            np.array([0, -1]),
+            "previous_step of prompt 1 is 0, its posterior is of step -1",
+        ),
         ("shared", {"prior": np.array([1.0, np.nan])}, "'prior' is .*it must be finite"),
     ],
 )
@@ -170,7 +207,12 @@ def test_bad_rows_are_refused_and_leave_nothing(store, run, fill, name, value, m
     run.record_step(1, rows)
 
 
-VISITS = [([0, 1], [4, 1]), ([0, 2], [2, 0]), ([1, 2], [4, 4]), ([0, 1, 2], [1, 2, 3])]  # prompts, successes
+VISITS = [
+    ([0, 1], [4, 1]),
+    ([0, 2], [2, 0]),
+    ([1, 2], [4, 4]),
+    ([0, 1, 2], [1, 2, 3]),
+]  # prompts, successes
 
 
 def train_on_everything(run, ids, fill):
@@ -179,11 +221,21 @@ def train_on_everything(run, ids, fill):
         seen = ids[places]
         probes = fill.probes(seen, [8] * len(seen), successes)
         shared = {"clock": np.array([float(step)])}
-        fill.step(run, step, seen, successes, kept=fill.rollouts(seen, successes), probes=probes, shared=shared)
+        fill.step(
+            run,
+            step,
+            seen,
+            successes,
+            kept=fill.rollouts(seen, successes),
+            probes=probes,
+            shared=shared,
+        )
         run.record_metrics(step, {"kl": step / 10})
         for _ in range(2):  # the acknowledgement may be lost
             run.record_checkpoint(step, f"step{step}")
-        run.record_evaluation(step, "training", [fill.evaluation(seen, successes)], model="tiny", config={})
+        run.record_evaluation(
+            step, "training", [fill.evaluation(seen, successes)], model="tiny", config={}
+        )
         yield step
 
 
@@ -198,15 +250,26 @@ def without_events(store, fill):
 def states(store, run, ids, fill):
     """The tables before and after each of four steps with all that a step may have, beside another run."""
     other = fill.run(store, "other")
-    fill.step(other, 1, ids, [1, 2, 3], kept=fill.rollouts(ids, [1, 2, 3]), probes=fill.probes(ids[:1], [8], [1]))
-    store.record_evaluation("of no step", [fill.evaluation(ids, [1, 2, 3])], model="tiny", config={}, run=run.record)
+    fill.step(
+        other,
+        1,
+        ids,
+        [1, 2, 3],
+        kept=fill.rollouts(ids, [1, 2, 3]),
+        probes=fill.probes(ids[:1], [8], [1]),
+    )
+    store.record_evaluation(
+        "of no step", [fill.evaluation(ids, [1, 2, 3])], model="tiny", config={}, run=run.record
+    )
     tables = [without_events(store, fill)]
     for _ in train_on_everything(run, ids, fill):
         tables.append(without_events(store, fill))
     return tables
 
 
-def test_roll_back_restores_each_step_exactly_with_all_that_belongs_to_it(store, run, ids, fill, states):
+def test_roll_back_restores_each_step_exactly_with_all_that_belongs_to_it(
+    store, run, ids, fill, states
+):
     assert run.roll_back(2) == 5  # 2 rows of step 3, 3 of step 4
     assert without_events(store, fill) == states[2]
     assert run.record.last_step == 2
@@ -254,7 +317,9 @@ def test_a_checkpoint_is_durable_and_other_commits_stay_quick(open_new, fill):
     modes = []
 
     def synchronous(connection):
-        modes.append(connection.connection.dbapi_connection.execute("PRAGMA synchronous").fetchone()[0])
+        modes.append(
+            connection.connection.dbapi_connection.execute("PRAGMA synchronous").fetchone()[0]
+        )
 
     event.listen(store.database.engine, "commit", synchronous)
     fill.step(run, 1, fill.prompts(store, 1), [1])
@@ -276,7 +341,9 @@ def test_the_log_is_ordered_by_step_then_prompt(store, run, ids, fill, monkeypat
     other, (a, b, c) = fill.run(store, "other"), ids.tolist()
     fill.step(run, 1, [b, a], [1, 4])  # b (1.5, 3.5); a (4.5, 0.5)
     fill.step(other, 1, [a], [0])
-    fill.step(run, 2, [c, a], [0, 2], policy_version=np.array([NAN, 0.25]))  # c (0.5, 4.5); a (4.25, 2.25)
+    fill.step(
+        run, 2, [c, a], [0, 2], policy_version=np.array([NAN, 0.25])
+    )  # c (0.5, 4.5); a (4.25, 2.25)
     log = read_log(store, run.record)
     means = [0.9, 0.3, 4.25 / 6.5, 0.1]
     assert _lists(log) == {
@@ -292,13 +359,21 @@ def test_the_log_is_ordered_by_step_then_prompt(store, run, ids, fill, monkeypat
     }
     assert [values.dtype.name for values in vars(log).values()] == ["int64"] * 3 + ["float64"] * 6
     visits = prompt_history(store, run.record, a)
-    assert [(row["step"], row["alpha"], row["lag"]) for row in visits] == [(1, 4.5, 0.0), (2, 4.25, 0.75)]
+    assert [(row["step"], row["alpha"], row["lag"]) for row in visits] == [
+        (1, 4.5, 0.0),
+        (2, 4.25, 0.75),
+    ]
 
 
-def test_probes_come_with_the_estimate_of_their_step_and_are_no_training_rollouts(store, run, ids, fill):
+def test_probes_come_with_the_estimate_of_their_step_and_are_no_training_rollouts(
+    store, run, ids, fill
+):
     plain, (a, b, c) = fill.run(store, "plain"), ids.tolist()
     # c is probed but not trained on: there is no estimate to compare with.
-    probes = [fill.probes([b, a], [16, 8], [4, 7.5], [4, 7.25]), fill.probes([c, a], [8, 8], [0, 5])]
+    probes = [
+        fill.probes([b, a], [16, 8], [4, 7.5], [4, 7.25]),
+        fill.probes([c, a], [8, 8], [0, 5]),
+    ]
     for step, trained in ((1, [a, b]), (2, [a])):
         fill.step(run, step, trained, [4, 1][: len(trained)], probes=probes[step - 1])
         fill.step(plain, step, trained, [4, 1][: len(trained)])
@@ -313,7 +388,9 @@ def test_probes_come_with_the_estimate_of_their_step_and_are_no_training_rollout
         "mean": [0.9, 0.3, 6.25 / 6.5],
         "variance": [0.9 * (1 - 0.9), 0.3 * (1 - 0.3), 6.25 / 6.5 * (1 - 6.25 / 6.5)],
     }
-    probed, unprobed = (progress(store, each.record) | {"last_step_at": None} for each in (run, plain))
+    probed, unprobed = (
+        progress(store, each.record) | {"last_step_at": None} for each in (run, plain)
+    )
     assert (probed["probes"], probed["samples"]) == (4, 40)
     assert probed | {"probes": 0, "samples": 0} == unprobed
     assert run.load(ids[:2]).state.tolist() == plain.load(ids[:2]).state.tolist()
@@ -325,7 +402,9 @@ def test_kept_rollouts_are_read_as_written(store, run, ids, fill):
     fill.step(run, 2, ids, [1, 2, 3], kept=kept)
     columns = "prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, lag, text, read"
     hostile = HOSTILE.replace("\0", "\ufffd")
-    assert store.query(f"SELECT {columns} FROM rollouts WHERE step = 2 ORDER BY prompt_id, sample") == [
+    assert store.query(
+        f"SELECT {columns} FROM rollouts WHERE step = 2 ORDER BY prompt_id, sample"
+    ) == [
         (ids[0], 0, None, None, 0.0, 0, None, 1, None, 0.0, "", None),
         (ids[1], 1, 1.0, 1.0, 0.75, 9, 0, 0, -2.25, 0.5, hostile, hostile),
         (ids[1], 3, 0.5, 1.0, -0.25, 7, 1, 0, -3.5, 1.0, "long", "7"),
@@ -334,8 +413,19 @@ def test_kept_rollouts_are_read_as_written(store, run, ids, fill):
 
 def test_kept_rollouts_come_with_the_posterior_before_and_after(store, run, ids, fill):
     fill.step(run, 1, ids[:1], [4])  # (4.5, 0.5)
-    fill.step(run, 2, ids[:2], [2, 0], kept=fill.rollouts(ids[:2], [1, 0]))  # (4.25, 2.25), (0.5, 4.5)
-    names = ("response", "score", "advantage", "visits", "alpha_before", "mean_before", "alpha", "mean")
+    fill.step(
+        run, 2, ids[:2], [2, 0], kept=fill.rollouts(ids[:2], [1, 0])
+    )  # (4.25, 2.25), (0.5, 4.5)
+    names = (
+        "response",
+        "score",
+        "advantage",
+        "visits",
+        "alpha_before",
+        "mean_before",
+        "alpha",
+        "mean",
+    )
     again, first = (2, 4.5, 0.9, 4.25, 4.25 / 6.5), (1, None, None, 0.5, 0.1)
     rows = kept_rollouts(store, run.record, 2, limit=3)
     assert [tuple(row[name] for name in names) for row in rows] == [
@@ -357,7 +447,9 @@ def test_usage_is_stored_step_by_step_and_summed(store, run, ids, fill):
 
 
 def test_run_wide_state_comes_back_bit_for_bit(url, fill):
-    values = np.array([5e-324, 0.1, 0.1 + 0.2, 1e308, np.finfo(float).max, -0.0, 0.0, 1 / 3, 2.0**53 + 2])
+    values = np.array(
+        [5e-324, 0.1, 0.1 + 0.2, 1e308, np.finfo(float).max, -0.0, 0.0, 1 / 3, 2.0**53 + 2]
+    )
     shared = {"prior": values, "clock": np.array([7.0]), "nothing": np.empty(0)}
     with open_store(url) as store:
         run = fill.run(store)
@@ -371,10 +463,19 @@ def test_run_wide_state_comes_back_bit_for_bit(url, fill):
 
 
 def test_metrics_are_numbers_with_seven_digits(store, run, ids, fill):
-    with pytest.raises(StoreError, match="metrics are of step 1, run 'run' is at step 0; record the step first"):
+    with pytest.raises(
+        StoreError, match="metrics are of step 1, run 'run' is at step 0; record the step first"
+    ):
         run.record_metrics(1, {"kl": 0.1})
     fill.step(run, 1, ids, [1, 2, 3])
-    metrics = {"z": np.float32(1 / 3), "a": 12345678, "bad": float("inf"), "text": "no", "none": None, "flag": True}
+    metrics = {
+        "z": np.float32(1 / 3),
+        "a": 12345678,
+        "bad": float("inf"),
+        "text": "no",
+        "none": None,
+        "flag": True,
+    }
     for _ in range(2):  # the acknowledgement may be lost
         run.record_metrics(1, metrics)
     stored = '{"a": 12345680.0, "bad": null, "flag": 1.0, "z": 0.3333333}'
@@ -399,18 +500,30 @@ def test_shared_prompts_take_over_their_posteriors(kind, target, open_new, fill)
     assert (outcome.matched, outcome.unmatched) == (2, 3)
     assert outcome.source.name == "old" and outcome.source.last_step == 2
     table = run.load(ids)
-    np.testing.assert_array_equal(table.state, [[NAN, NAN], [NAN, NAN], [NAN, NAN], [0.75, 1.75], [3.125, 0.125]])
+    np.testing.assert_array_equal(
+        table.state, [[NAN, NAN], [NAN, NAN], [NAN, NAN], [0.75, 1.75], [3.125, 0.125]]
+    )
     assert table.step.tolist() == [-1, -1, -1, 0, 0]
-    parent = {"name": "old", "uuid": source.record.uuid, "step": 2, "weight": 0.5, "database": source_store.location}
+    parent = {
+        "name": "old",
+        "uuid": source.record.uuid,
+        "step": 2,
+        "weight": 0.5,
+        "database": source_store.location,
+    }
     assert run.record.parent == store.find_run("new").parent == parent
-    (event,) = store.query("SELECT kind, detail FROM dbb_event WHERE run_id = :run", run=run.record.run_id)
+    (event,) = store.query(
+        "SELECT kind, detail FROM dbb_event WHERE run_id = :run", run=run.record.run_id
+    )
     assert event.kind == "warm_start" and '"matched": 2, "unmatched": 3' in event.detail
     # the source is as it was
     assert source_store.find_run("old").parent is None
     assert source.load(np.array([a])).state.tolist() == [[6.25, 0.25]]
 
 
-def test_the_run_wide_state_comes_along_and_a_roll_back_to_the_start_restores_the_warm_start(store, ids, fill):
+def test_the_run_wide_state_comes_along_and_a_roll_back_to_the_start_restores_the_warm_start(
+    store, ids, fill
+):
     def prior(run):
         return run.load_shared()["prior"].tolist()
 
@@ -435,7 +548,11 @@ def test_the_run_wide_state_comes_along_and_a_roll_back_to_the_start_restores_th
 def test_a_warm_start_that_does_not_fit_is_refused(store, ids, fill):
     source, value = fill.run(store, "old"), fill.run(store, "value", fields=("value",))
     fill.step(source, 1, ids, [4, 4, 4])
-    run, trained, newer = fill.run(store, "new"), fill.run(store, "trained"), fill.run(store, "b", estimator_version=2)
+    run, trained, newer = (
+        fill.run(store, "new"),
+        fill.run(store, "trained"),
+        fill.run(store, "b", estimator_version=2),
+    )
     run.warm_start(store, source.record, ids)
     fill.step(trained, 1, ids, [1, 1, 1])
     for target, begun_from, options, message in (

@@ -56,11 +56,16 @@ def test_the_view_holds_the_measures_of_each_benchmark(store, run, ids):
     # Means over prompts with a verified response in each evaluation run, then over these.
     accuracy = ((3 / 4 + 1 / 2) / 2 + (1 + 0 + 2 / 4) / 3) / 2
     best, majority = ((1 + 1) / 2 + (1 + 0 + 1) / 3) / 2, ((1 + 0.5) / 2 + (1 + 0 + 0.5) / 3) / 2
-    length, share = (132 / 12 + 84 / 12) / 2, (6 / 12 + 0) / 2  # of missing ones and of truncated ones
+    length, share = (
+        (132 / 12 + 84 / 12) / 2,
+        (6 / 12 + 0) / 2,
+    )  # of missing ones and of truncated ones
     assert tuple(row)[1:9] == (run.record.run_id, 2, "training", "tiny", "algebra", 2, 3, 4)
     assert row[9:15] == pytest.approx((accuracy, best, majority, length, share, share), rel=1e-15)
     assert row.generated_total == 24
-    results = store.query("SELECT * FROM evaluation_results WHERE benchmark = 'algebra' ORDER BY repeat, place")
+    results = store.query(
+        "SELECT * FROM evaluation_results WHERE benchmark = 'algebra' ORDER BY repeat, place"
+    )
     key = (row.evaluation_id, run.record.run_id, 2, "training", "algebra")
     assert results[1:4] == [
         (*key, 0, 1, ids[1], 4, 2, 1.0, 1.0, 0.5, 44, 2),
@@ -73,9 +78,15 @@ def test_the_same_evaluation_again_takes_the_place_of_the_first(store, run, ids)
     first = _evaluate(run, 2, _rows(ids), generated_total=24)
     other = _evaluate(run, 1, _rows(ids))
     fewer = dataclasses.replace(_rows(ids, "geometry"), prompt_ids=ids[::-1])
-    assert _evaluate(run, 2, fewer, model="larger", config={"n": 4}, generated_total=25) == first != other
+    assert (
+        _evaluate(run, 2, fewer, model="larger", config={"n": 4}, generated_total=25)
+        == first
+        != other
+    )
     found = "SELECT evaluation_id, benchmark, prompt_id FROM evaluation_results WHERE repeat = 0 ORDER BY 1, place"
-    expected = [(first, "geometry", each) for each in ids[::-1]] + [(other, "algebra", each) for each in ids]
+    expected = [(first, "geometry", each) for each in ids[::-1]] + [
+        (other, "algebra", each) for each in ids
+    ]
     assert store.query(found) == expected
     about = "SELECT model, config, generated_total FROM dbb_evaluation WHERE evaluation_id = :id"
     assert store.query(about, id=first) == [("larger", '{"n": 4}', 25)]
@@ -86,10 +97,19 @@ def test_results_that_do_not_fit_are_refused_and_leave_nothing(store, run):
     rows = dataclasses.replace(_rows([1, 2, 3]), prompt_ids=np.array([1, 2]))
     with pytest.raises(ValueError, match="could not be broadcast"):
         _evaluate(run, 2, _rows([1, 2, 3], "fine"), rows)
-    for record in (run.record_evaluation, functools.partial(store.record_evaluation, run=run.record)):
-        with pytest.raises(StoreError, match=r"run 'run' is at step 2 and cannot store .*evaluation .* step 3"):
+    for record in (
+        run.record_evaluation,
+        functools.partial(store.record_evaluation, run=run.record),
+    ):
+        with pytest.raises(
+            StoreError, match=r"run 'run' is at step 2 and cannot store .*evaluation .* step 3"
+        ):
             record(name="training", rows=[_rows([1, 2, 3])], model="tiny", config={}, step=3)
-    assert store.query("SELECT * FROM dbb_evaluation") == store.query("SELECT * FROM dbb_evaluation_result") == []
+    assert (
+        store.query("SELECT * FROM dbb_evaluation")
+        == store.query("SELECT * FROM dbb_evaluation_result")
+        == []
+    )
 
 
 def test_held_out_accuracy_over_steps(store, fill, run, ids):
@@ -97,11 +117,17 @@ def test_held_out_accuracy_over_steps(store, fill, run, ids):
     for step, successes in ((0, [1, 2, 0]), (1, [4, 2, 0]), (2, [1, 1, 4])):
         _evaluate(run, step, fill.evaluation(ids, successes))
     found = held_out(store, run.record)
-    assert (found.step.tolist(), found.accuracy.tolist(), found.best) == ([0, 1, 2], [0.25, 0.5, 0.5], 1)
+    assert (found.step.tolist(), found.accuracy.tolist(), found.best) == (
+        [0, 1, 2],
+        [0.25, 0.5, 0.5],
+        1,
+    )
     assert (found.benchmarks, found.prompts, found.samples) == (1, 3, 4)
     # Again, of two benchmarks, which weigh the same: 1 of 4 on the one prompt of logic; 4 + 0 + 2 and 2 + 2 + 2 of 12
     # in two evaluation runs of sums, which add samples.
-    _evaluate(run, 2, fill.evaluation(ids, [[4, 0, 2], [2, 2, 2]]), fill.evaluation(ids[:1], [1], "logic"))
+    _evaluate(
+        run, 2, fill.evaluation(ids, [[4, 0, 2], [2, 2, 2]]), fill.evaluation(ids[:1], [1], "logic")
+    )
     found = held_out(store, run.record)
     assert found.accuracy.tolist() == [0.25, 0.5, (0.5 + 0.25) / 2]
     assert (found.benchmarks, found.prompts, found.samples) == (2, 4, 8)
@@ -111,17 +137,25 @@ def test_only_what_was_measured_during_this_training_counts(store, fill, run, id
     rows = fill.evaluation(ids, [4, 4, 4])
     _evaluate(fill.run(store, "other"), 0, rows)
     _evaluate(run, 1, rows, name="afterwards")
-    store.record_evaluation("training", [rows], model="tiny", config={}, run=run.record)  # of no step
+    store.record_evaluation(
+        "training", [rows], model="tiny", config={}, run=run.record
+    )  # of no step
     assert store.query("SELECT count(*) FROM evaluations WHERE step IS NULL") == [(1,)]
     assert held_out(store, run.record) is None
     assert held_out_prompts(store, run.record, 1) == {}
 
 
-def test_a_benchmark_without_a_verified_response_has_no_measures_and_its_step_is_left_out(store, fill, run, ids):
+def test_a_benchmark_without_a_verified_response_has_no_measures_and_its_step_is_left_out(
+    store, fill, run, ids
+):
     none, nan = np.zeros((1, 3), dtype=int), np.full((1, 3), NAN)
-    unverified = dataclasses.replace(fill.evaluation(ids, [0, 0, 0], "logic"), verified=none, best=nan, majority=nan)
+    unverified = dataclasses.replace(
+        fill.evaluation(ids, [0, 0, 0], "logic"), verified=none, best=nan, majority=nan
+    )
     _evaluate(run, 0, fill.evaluation(ids, [4, 4, 4]), unverified)
-    found = store.query("SELECT accuracy, best, majority, missing, length FROM evaluations WHERE benchmark = 'logic'")
+    found = store.query(
+        "SELECT accuracy, best, majority, missing, length FROM evaluations WHERE benchmark = 'logic'"
+    )
     assert found == [(None, None, None, 1.0, 10.0)]
     assert check(store) == []
     assert held_out(store, run.record) is None
@@ -130,7 +164,9 @@ def test_a_benchmark_without_a_verified_response_has_no_measures_and_its_step_is
 
 
 def test_held_out_accuracy_of_each_prompt(store, fill, run, ids):
-    sums = fill.evaluation(ids[[2, 0, 2]], [[4, 1, 0], [2, 3, 0]])  # a prompt twice, two evaluation runs
+    sums = fill.evaluation(
+        ids[[2, 0, 2]], [[4, 1, 0], [2, 3, 0]]
+    )  # a prompt twice, two evaluation runs
     partly = {"verified": np.array([[2, 0]]), "best": np.array([[1.0, NAN]])}
     logic = dataclasses.replace(fill.evaluation(ids[:2], [1, 0], "logic"), **partly)
     _evaluate(run, 1, sums, logic)
@@ -139,5 +175,9 @@ def test_held_out_accuracy_of_each_prompt(store, fill, run, ids):
     by_prompt = {name: [column.tolist() for column in columns] for name, columns in found.items()}
     assert by_prompt == {
         "sums": [[ids[0], ids[2]], [4 / 8, (4 + 2 + 0 + 0) / 16], [[8, 4], [16, 6]]],
-        "logic": [[ids[0]], [1 / 2], [[2, 1]]],  # of the verified ones; nothing verified of the other prompt
+        "logic": [
+            [ids[0]],
+            [1 / 2],
+            [[2, 1]],
+        ],  # of the verified ones; nothing verified of the other prompt
     }

@@ -49,7 +49,9 @@ def test_a_training_goes_on_after_postgresql_was_stopped_and_started(own_postgre
         fill.check_trained(store, run, ids, 4)
 
 
-def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(own_postgres, fill, monkeypatch):
+def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(
+    own_postgres, fill, monkeypatch
+):
     monkeypatch.setattr("openrlhf_dbb.storage.errors.RETRY_LIMIT_S", 0.5)
     url = own_postgres.get_uri()
     with open_store(url) as store:
@@ -58,9 +60,13 @@ def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(own_postg
         rows = fill.rows(run, ids, fill.successes(4, 20))
         own_postgres.stop()
         try:
-            with pytest.raises(StoreError, match=r"^postgresql://\S+: .*; gave up after \d+ s; resume ") as refusal:
+            with pytest.raises(
+                StoreError, match=r"^postgresql://\S+: .*; gave up after \d+ s; resume "
+            ) as refusal:
                 run.record_step(4, rows)
-            with pytest.raises(StoreError, match=r"^postgresql://"):  # never reached: refused at once
+            with pytest.raises(
+                StoreError, match=r"^postgresql://"
+            ):  # never reached: refused at once
                 open_store(url)
         finally:
             own_postgres.start()
@@ -71,7 +77,9 @@ def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(own_postg
         fill.check_trained(store, run, ids, 5)
 
 
-def test_a_step_is_stored_once_though_the_connection_is_killed_before_any_of_its_statements(open_new, fill):
+def test_a_step_is_stored_once_though_the_connection_is_killed_before_any_of_its_statements(
+    open_new, fill
+):
     import psycopg
 
     store = open_new("postgresql")
@@ -135,7 +143,9 @@ def test_a_lost_sqlite_file_ends_the_run_in_one_line(tmp_path, fill, loss):
                 call()
             assert "\n" not in str(refusal.value)
         if not loss.endswith(("it", "emptied", "truncated")):
-            with pytest.raises(StoreError, match="was deleted, moved or replaced while it was open"):
+            with pytest.raises(
+                StoreError, match="was deleted, moved or replaced while it was open"
+            ):
                 reader.query("SELECT last_step FROM runs")
 
 
@@ -149,14 +159,18 @@ DAMAGES = {
     "emptied": lambda path: os.truncate(path, 0),
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
     "zeros over all": lambda path: overwrite(path, bytes(path.stat().st_size), 0),
-    "noise over the middle": lambda path: overwrite(path, b"\x5a" * (path.stat().st_size // 4), 0.5),
+    "noise over the middle": lambda path: overwrite(
+        path, b"\x5a" * (path.stat().st_size // 4), 0.5
+    ),
 }
 
 
 @pytest.mark.parametrize("moment", ["between two steps", "in a step", "before the end"])
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("end", ["", "-wal"])
-def test_a_sqlite_file_damaged_in_place_is_not_taken_for_a_finished_run(tmp_path, fill, end, damage, moment):
+def test_a_sqlite_file_damaged_in_place_is_not_taken_for_a_finished_run(
+    tmp_path, fill, end, damage, moment
+):
     path = tmp_path / "a.db"
     target = tmp_path / f"a.db{end}"
     with open_store(str(path)) as store:
@@ -237,7 +251,9 @@ def test_other_writers_of_a_sqlite_file_are_no_damage(tmp_path, fill):
             fill.check_trained(store, run, ids, 59)
 
 
-def test_a_training_waits_for_another_writer_of_its_sqlite_file(open_new, fill, caplog, monkeypatch):
+def test_a_training_waits_for_another_writer_of_its_sqlite_file(
+    open_new, fill, caplog, monkeypatch
+):
     monkeypatch.setattr("openrlhf_dbb.storage.engine.BUSY_TIMEOUT_S", 0.05)
     store = open_new("sqlite")
     run, ids = fill.run(store), fill.prompts(store, 3)

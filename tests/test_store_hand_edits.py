@@ -9,11 +9,27 @@ import pytest
 import sqlalchemy
 
 from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.storage import StepRows, StoreError, open_store, read, read_log, read_probes, schema
+from openrlhf_dbb.storage import (
+    StepRows,
+    StoreError,
+    open_store,
+    read,
+    read_log,
+    read_probes,
+    schema,
+)
 from openrlhf_dbb.storage.owner import NOBODY, Owner
 from openrlhf_dbb.watch.api import Api, NoSuchAnswer
 
-BAD = ("x", "[]", '{"a": ', '{"unused_rollouts": "x"}', "2026-01-01T00:00:00", "1e999", "[" * 100_000)
+BAD = (
+    "x",
+    "[]",
+    '{"a": ',
+    '{"unused_rollouts": "x"}',
+    "2026-01-01T00:00:00",
+    "1e999",
+    "[" * 100_000,
+)
 TEXTS = [
     f"{table.name}.{column.name}"
     for table in schema.metadata.sorted_tables
@@ -55,9 +71,18 @@ def base(tmp_path_factory):
             for step in (1, 2):
                 successes = filler.successes(step, 4)
                 kept = filler.rollouts(ids, successes)
-                filler.step(run, step, ids, successes, kept=kept, probes=filler.probes(ids[:2], [4, 4], [1, 2]))
+                filler.step(
+                    run,
+                    step,
+                    ids,
+                    successes,
+                    kept=kept,
+                    probes=filler.probes(ids[:2], [4, 4], [1, 2]),
+                )
                 run.record_metrics(step, {"plan/steps": 10, "loss": 1.0})
-            run.record_evaluation(2, "training", [filler.evaluation(ids, [2, 1, 0, 4])], model="m", config={"n": 1})
+            run.record_evaluation(
+                2, "training", [filler.evaluation(ids, [2, 1, 0, 4])], model="m", config={"n": 1}
+            )
             run.record_checkpoint(2, "tag")
             run.finish(3)
         run = filler.run(store, "auto", fields=("alpha", "beta", "slow"))
@@ -143,25 +168,46 @@ def test_a_text_edited_by_hand_ends_in_one_line_and_harms_no_other_run(edited, t
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
-        ("UPDATE dbb_run SET config = 'x'", "config of run 'edited' .*is 'x'.*must be a JSON object; correct it"),
+        (
+            "UPDATE dbb_run SET config = 'x'",
+            "config of run 'edited' .*is 'x'.*must be a JSON object; correct it",
+        ),
         ("UPDATE dbb_run SET parent_uuid = 'x'", "parent_.* of run 'edited' .*complete"),
-        ("UPDATE dbb_run SET config = hex(zeroblob(9999))", r"config of run 'edited' .{,120}\.\.\.; it must be"),
-        ("UPDATE dbb_run SET state_fields = '[1]'", r"state_fields of run 'edited' .*is '\[1\]'.*list of texts"),
-        ("UPDATE dbb_run SET created_at = '2026-01-01T00:00:00'", "created_at of run 'edited' .*must be a time in UTC"),
+        (
+            "UPDATE dbb_run SET config = hex(zeroblob(9999))",
+            r"config of run 'edited' .{,120}\.\.\.; it must be",
+        ),
+        (
+            "UPDATE dbb_run SET state_fields = '[1]'",
+            r"state_fields of run 'edited' .*is '\[1\]'.*list of texts",
+        ),
+        (
+            "UPDATE dbb_run SET created_at = '2026-01-01T00:00:00'",
+            "created_at of run 'edited' .*must be a time in UTC",
+        ),
         ("UPDATE dbb_run SET last_step = 'two'", "last_step of run 'edited' .*is 'two'.*type int"),
         ("UPDATE dbb_run SET owner_pid = 'me'", "owner_pid of run 'edited' .*is 'me'.*type int"),
         ("UPDATE dbb_event SET detail = '[]'", r"detail of the finish of run 'edited' is '\[\]'"),
         ("UPDATE dbb_step SET created_at = 'x'", "created_at of run 'edited' is 'x'"),
-        ("UPDATE dbb_history SET mean = 'x'", "mean of the row .*'prompt_id': 1.* is 'x'; it must be a number"),
+        (
+            "UPDATE dbb_history SET mean = 'x'",
+            "mean of the row .*'prompt_id': 1.* is 'x'; it must be a number",
+        ),
         ("UPDATE dbb_history SET variance = 'x'", "variance of .* is 'x'; it must be a number"),
         ("UPDATE dbb_evaluation SET step = 'x'", "step of a row of run 'edited' is 'x'"),
         ("UPDATE dbb_step SET created_at = x'ff'", "last_step_at of .* run 'edited' is b'.xff'"),
-        ("UPDATE dbb_run SET shared_start = '{\"a\": 1}'", "run-wide state of run 'edited' .*lists of numbers"),
+        (
+            "UPDATE dbb_run SET shared_start = '{\"a\": 1}'",
+            "run-wide state of run 'edited' .*lists of numbers",
+        ),
         ("DELETE FROM dbb_prompt WHERE prompt_id = 2", "prompt 2 is not in .*restore a backup"),
     ],
 )
 def test_the_error_names_the_run_the_column_and_the_value(edited, sql, message):
-    with open_store(str(edited(sql)), create=False) as store, pytest.raises(StoreError, match=message):
+    with (
+        open_store(str(edited(sql)), create=False) as store,
+        pytest.raises(StoreError, match=message),
+    ):
         read_all(store, "edited")
 
 
@@ -170,12 +216,16 @@ def test_a_state_that_cannot_be_read_names_prompt_and_run(edited, fill, value):
     path = edited("UPDATE dbb_posterior SET state = ? WHERE run_id = 3 AND prompt_id = 2", value)
     with open_store(str(path)) as store:
         run = store.claim_run(3)
-        with pytest.raises(StoreError, match=r"state of prompt 2 in run 'auto' is .*list of 3 numbers"):
+        with pytest.raises(
+            StoreError, match=r"state of prompt 2 in run 'auto' is .*list of 3 numbers"
+        ):
             run.load(np.arange(1, 5))
 
 
 def test_metrics_that_cannot_be_read_name_their_step(edited):
-    with open_store(str(edited("UPDATE dbb_step SET metrics = '[1]' WHERE step = 2")), create=False) as store:
+    with open_store(
+        str(edited("UPDATE dbb_step SET metrics = '[1]' WHERE step = 2")), create=False
+    ) as store:
         api = Api(store)
         api.ask("state")
         with pytest.raises(StoreError, match=r"metrics of step 2 of run 'edited' is '\[1\]'"):
@@ -213,7 +263,9 @@ def test_a_damaged_run_is_listed_as_such_and_cannot_be_resumed(edited, capsys):
 
 
 def test_hours_stand_still_while_the_clock_is_behind(edited):
-    path = edited("UPDATE dbb_step SET created_at = '2020-01-01T00:00:00.000Z' WHERE run_id = 1 AND step = 2")
+    path = edited(
+        "UPDATE dbb_step SET created_at = '2020-01-01T00:00:00.000Z' WHERE run_id = 1 AND step = 2"
+    )
     with open_store(str(path), create=False) as store:
         api = Api(store)
         api.refresh()
@@ -258,7 +310,9 @@ def test_bytes_and_huge_numbers_end_in_one_line_by_every_command(edited, sql, tm
 
 
 def test_a_number_with_a_leading_zero_is_no_way_around_the_check_of_a_run(edited):
-    with open_store(str(edited("UPDATE dbb_step SET zero_variance = x'ff'")), create=False) as store:
+    with open_store(
+        str(edited("UPDATE dbb_step SET zero_variance = x'ff'")), create=False
+    ) as store:
         api = Api(store)
         with pytest.raises(NoSuchAnswer):
             api.ask("runs/01/about")
@@ -270,13 +324,19 @@ def test_counts_of_one_run_that_cannot_be_summed_harm_no_other_run(store, fill, 
     ids = fill.prompts(store, 3)
     for name in ("edited", "other"):
         run = fill.run(store, name)
-        run.record_evaluation(0, "training", [fill.evaluation(ids, [2, 1, 0])], model="m", config={})
-    edit = sqlalchemy.text(f"UPDATE dbb_evaluation_result SET {count} = :value WHERE evaluation_id = 1")
+        run.record_evaluation(
+            0, "training", [fill.evaluation(ids, [2, 1, 0])], model="m", config={}
+        )
+    edit = sqlalchemy.text(
+        f"UPDATE dbb_evaluation_result SET {count} = :value WHERE evaluation_id = 1"
+    )
     with store.database.transaction(write=True) as connection:
         connection.execute(edit, {"value": value})
     assert read.held_out(store, store.find_run("other")).accuracy.tolist() == [0.25]
     columns = "accuracy, length, truncated, missing"
-    assert store.query(f"SELECT {columns} FROM evaluations WHERE run_id = 2") == [(0.25, 10.0, 0.0, 0.0)]
+    assert store.query(f"SELECT {columns} FROM evaluations WHERE run_id = 2") == [
+        (0.25, 10.0, 0.0, 0.0)
+    ]
     with refused_in_one_line():
         read.held_out(store, store.find_run("edited"))
 
@@ -287,7 +347,9 @@ def test_a_last_step_out_of_range_harms_no_other_run(store, fill, step):
     for name in ("edited", "other"):
         fill.train(fill.run(store, name), ids, [1, 2])
     with store.database.transaction(write=True) as connection:
-        connection.execute(sqlalchemy.text("UPDATE dbb_run SET last_step = :step WHERE run_id = 1"), {"step": step})
+        connection.execute(
+            sqlalchemy.text("UPDATE dbb_run SET last_step = :step WHERE run_id = 1"), {"step": step}
+        )
     api = Api(store)
     assert api.ask("runs/2/series")
     assert [run.numbers.get("error") for run in api.runs if run.name == "other"] == [None]

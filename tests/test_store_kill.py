@@ -32,7 +32,9 @@ def prepare_training(url, fill):
         run.record_checkpoint(1, "one")
         fill.step(run, 2, ids, [1, 2, 3])
         run.record_step(3, rows_of_step(run, ids[1:], fill))
-        run.record_evaluation(3, "training", [fill.evaluation(ids, [4, 1, 0])], model="tiny", config={})
+        run.record_evaluation(
+            3, "training", [fill.evaluation(ids, [4, 1, 0])], model="tiny", config={}
+        )
         run.release()
         fill.run(store, "new").release()
 
@@ -73,7 +75,9 @@ def watch_driver(url, pass_boundary):
     """Call ``pass_boundary`` around everything that this process sends to a database, whatever sends it."""
     if url.startswith("sqlite"):
         # Also called for BEGIN and COMMIT, and for each row of a bulk statement.
-        event.listen(Pool, "connect", lambda connection, _: connection.set_trace_callback(pass_boundary))
+        event.listen(
+            Pool, "connect", lambda connection, _: connection.set_trace_callback(pass_boundary)
+        )
         return
     import psycopg
 
@@ -134,14 +138,18 @@ def killed_child(url, action, fill, boundary):
         (evaluate, 1, "postgresql", 12),
     ],
 )
-def test_a_kill_at_any_boundary_leaves_the_old_or_the_new_state(new_url, fill, action, changes, kind, least):
+def test_a_kill_at_any_boundary_leaves_the_old_or_the_new_state(
+    new_url, fill, action, changes, kind, least
+):
     seen, resumed, killed = [], [], True
 
     def look(url):
         with open_store(url) as store:
             assert check(store) == []
             tables = fill.dump(store)
-            if kind == "postgresql":  # one database is used for many kills, as new ones are slow there: claims add up
+            if (
+                kind == "postgresql"
+            ):  # one database is used for many kills, as new ones are slow there: claims add up
                 tables["dbb_event"] = [row[1:] for row in tables["dbb_event"] if "claim" not in row]
             elif action is resume:
                 resumed.append(resumed_again(store))

@@ -27,13 +27,17 @@ def test_a_new_sqlite_file_is_opened_when_its_writer_is_done(new_url):
     later.join()
 
 
-@pytest.mark.parametrize("statement", ["CREATE TABLE runs (x INTEGER)", "CREATE VIEW prompts AS SELECT 1 AS x"])
+@pytest.mark.parametrize(
+    "statement", ["CREATE TABLE runs (x INTEGER)", "CREATE VIEW prompts AS SELECT 1 AS x"]
+)
 def test_a_table_of_another_program_is_refused_and_left_alone(kind, new_url, statement):
     name, url = statement.split()[2], new_url(kind)
     engine = Database(parse_url(url)).engine
     with engine.begin() as connection:
         connection.exec_driver_sql(statement)
-    with pytest.raises(StoreError, match=f"already has a table or view '{name}' that is not openrlhf-dbb's"):
+    with pytest.raises(
+        StoreError, match=f"already has a table or view '{name}' that is not openrlhf-dbb's"
+    ):
         open_store(url)
     with pytest.raises(StoreError, match="holds no posteriors"):
         open_store(url, create=False)
@@ -54,12 +58,19 @@ def test_the_url_comes_from_the_argument_then_the_variable_then_the_default(tmp_
         assert store.location == str(tmp_path / "from_argument.db")
 
 
-@pytest.mark.parametrize("folder", ["what?", "per%20cent", "a#b", "a b", "\u00fc\u6f22", "%3F", "mode?a=b&c", "x@y:z"])
+@pytest.mark.parametrize(
+    "folder", ["what?", "per%20cent", "a#b", "a b", "\u00fc\u6f22", "%3F", "mode?a=b&c", "x@y:z"]
+)
 def test_a_store_and_its_url_name_the_same_file_whatever_its_path(tmp_path, monkeypatch, folder):
     inside = tmp_path / folder
     inside.mkdir()
     monkeypatch.chdir(inside)
-    for name in ("sqlite:///a.db", "a.db", f"{inside}/a.db", f"sqlite:///{quote(str(inside))}/a.db"):
+    for name in (
+        "sqlite:///a.db",
+        "a.db",
+        f"{inside}/a.db",
+        f"sqlite:///{quote(str(inside))}/a.db",
+    ):
         with open_store(name) as store:
             assert store.location == str(inside / "a.db")
         with open_store(store.url, create=False) as again:
@@ -106,7 +117,9 @@ def test_a_network_file_system_is_refused_unless_allowed(tmp_path, monkeypatch):
     monkeypatch.setattr("openrlhf_dbb.storage.address._NETWORK_FILE_SYSTEMS", {kind})
     monkeypatch.delenv(NETWORK_FS_VARIABLE, raising=False)
     url = f"sqlite:///{tmp_path}/x.db"
-    with pytest.raises(StoreError, match=rf"network file system \({kind}\).*set {NETWORK_FS_VARIABLE}=1 if only"):
+    with pytest.raises(
+        StoreError, match=rf"network file system \({kind}\).*set {NETWORK_FS_VARIABLE}=1 if only"
+    ):
         open_store(url)
     monkeypatch.setenv(NETWORK_FS_VARIABLE, "1")
     open_store(url).close()
@@ -145,7 +158,12 @@ def test_an_open_store_and_its_errors_do_not_show_the_password_or_values(new_url
     url = new_url("postgresql").replace("postgres:@", "postgres:p%40ss@")
     value = " ".join(["private", "text"])  # in two, since a traceback quotes this source
     with open_store(url) as store:
-        shown = [repr(store), store.location, repr(store.database.engine), repr(vars(store.database))]
+        shown = [
+            repr(store),
+            store.location,
+            repr(store.database.engine),
+            repr(vars(store.database)),
+        ]
         with pytest.raises(StoreError) as refusal:
             store.query("SELECT nothing FROM nowhere WHERE x = :x", x=value)
         shown += traceback.format_exception(refusal.value)

@@ -30,13 +30,17 @@ def test_a_second_claim_fences_the_first_owner(url, fill):
             lambda: old.record_step(2, late),
             lambda: old.record_step(1, rows),  # not even a repeat
             lambda: old.record_checkpoint(1, "tag"),
-            lambda: old.record_evaluation(1, "training", [fill.evaluation(ids, [4])], model="", config={}),
+            lambda: old.record_evaluation(
+                1, "training", [fill.evaluation(ids, [4])], model="", config={}
+            ),
             lambda: old.roll_back(0),
             lambda: old.finish(),
             lambda: old.release(),
             lambda: old.warm_start(one, old.record, ids),
         ):
-            with pytest.raises(StoreError, match=rf"'run' was taken over by process {os.getpid()} on .*nothing was"):
+            with pytest.raises(
+                StoreError, match=rf"'run' was taken over by process {os.getpid()} on .*nothing was"
+            ):
                 call()
         assert fill.dump(one) == before
         assert new.record.last_step == 1
@@ -72,7 +76,9 @@ def test_an_owner_in_another_place_must_be_taken_over(store, fill, host, replace
 def test_a_process_id_given_out_again_is_not_the_owner(store, fill):
     run_id = fill.run(store).record.run_id
     started = store.runs()[0].owner.started.partition("@")[2]
-    _pretend(store, owner_pid=os.getppid(), owner_started=f"1@{started}")  # lives, but started at another time
+    _pretend(
+        store, owner_pid=os.getppid(), owner_started=f"1@{started}"
+    )  # lives, but started at another time
     store.claim_run(run_id, wait_s=0)
 
 
@@ -139,7 +145,14 @@ def test_a_deleted_run_leaves_nothing_but_its_prompts(store, fill):
     before = fill.dump(store)
     run = fill.run(store)
     run.warm_start(store, source.record, ids)
-    fill.step(run, 1, ids, [1, 2], kept=fill.rollouts(ids, [1, 2]), probes=fill.probes(ids, [8, 8], [1, 2]))
+    fill.step(
+        run,
+        1,
+        ids,
+        [1, 2],
+        kept=fill.rollouts(ids, [1, 2]),
+        probes=fill.probes(ids, [8, 8], [1, 2]),
+    )
     run.record_checkpoint(1, "tag")
     run.record_evaluation(1, "training", [fill.evaluation(ids, [4, 4])], model="", config={})
     run.finish()
@@ -181,7 +194,9 @@ def test_eight_processes_may_open_a_new_store_at_once(kind, new_url):
 
 def test_a_store_belongs_to_its_process(store):
     def work(number):
-        with pytest.raises(StoreError, match=f"was opened in process {os.getppid()}; open it again in this process"):
+        with pytest.raises(
+            StoreError, match=f"was opened in process {os.getppid()}; open it again in this process"
+        ):
             store.runs()
 
     assert in_processes(1, work) == [0]
@@ -207,14 +222,22 @@ def train(url, number, steps, fill):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-@pytest.mark.parametrize(("processes", "steps"), [(3, 15), pytest.param(16, 200, marks=pytest.mark.long)])
-def test_processes_that_train_at_once_lose_and_double_nothing(new_url, fill, kind, processes, steps):
+@pytest.mark.parametrize(
+    ("processes", "steps"), [(3, 15), pytest.param(16, 200, marks=pytest.mark.long)]
+)
+def test_processes_that_train_at_once_lose_and_double_nothing(
+    new_url, fill, kind, processes, steps
+):
     url = new_url(kind)
-    assert in_processes(processes, lambda number: train(url, number, steps, fill)) == [0] * processes
+    assert (
+        in_processes(processes, lambda number: train(url, number, steps, fill)) == [0] * processes
+    )
     with open_store(url, create=False) as store:
         assert store.query("SELECT count(*) FROM prompts") == [(PROMPTS,)]
         assert check(store) == []
-        assert [(run.status, run.last_step) for run in store.runs()] == [("finished", steps)] * processes
+        assert [(run.status, run.last_step) for run in store.runs()] == [
+            ("finished", steps)
+        ] * processes
 
 
 def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fill):

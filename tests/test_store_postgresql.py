@@ -56,7 +56,9 @@ def pooled_url(own_postgres, tmp_path):
         pooler.wait(10)
 
 
-def test_runs_side_by_side_through_a_pooler_that_lends_connections_for_a_transaction(pooled_url, fill):
+def test_runs_side_by_side_through_a_pooler_that_lends_connections_for_a_transaction(
+    pooled_url, fill
+):
     stores = [open_store(pooled_url) for _ in range(3)]
     runs = [fill.run(store, f"run {place}") for place, store in enumerate(stores)]
     ids = fill.prompts(stores[0], 20)
@@ -95,7 +97,9 @@ def test_the_url_may_say_when_statements_are_prepared(new_url, value):
         ("host=a:x", "port"),
     ],
 )
-def test_parameters_of_a_url_that_cannot_be_used_are_refused_in_one_line(new_url, parameter, message):
+def test_parameters_of_a_url_that_cannot_be_used_are_refused_in_one_line(
+    new_url, parameter, message
+):
     with pytest.raises(StoreError, match=message) as refusal:
         open_store(f"{new_url('postgresql')}&{parameter}")
     assert "\n" not in str(refusal.value)

@@ -27,7 +27,10 @@ def trained(url, groups, **options):
             rows = [(prompt, reward) for prompt, of in rewards.items() for reward in of]
             texts = [f"{prompt} {reward}" for prompt, reward in rows]
             names, values = zip(*rows, strict=True)
-            responses, read = Responses(texts, keep=options.get("keep")), [f"read {reward}" for reward in values]
+            responses, read = (
+                Responses(texts, keep=options.get("keep")),
+                [f"read {reward}" for reward in values],
+            )
             extras = StepExtras(responses=responses, weights=options.get("weights"), read=read)
             labels, form = [name.upper() for name in names], options.get("form", "group_norm")
             posteriors.observe(step, names, labels, values, extras=extras, form=form)
@@ -40,36 +43,60 @@ def trained(url, groups, **options):
 
 def test_the_printed_arithmetic_is_the_stored_advantage(url, capsys):
     weights = np.repeat([2.0, 0.5], 4)
-    ids = trained(url, [{"p": [1, 0, None, 0], "q": [1, 1, 1, 1]}] * 2, weights=weights, form="batch_centered")
+    ids = trained(
+        url, [{"p": [1, 0, None, 0], "q": [1, 1, 1, 1]}] * 2, weights=weights, form="batch_centered"
+    )
     code, out = ran(capsys, "explain", "run", 2, ids["p"], "--store.url", url)
-    assert code == 0 and [line[-6:] for line in out.splitlines()[-5:-2]] == ["  read", "read 1", "read 0"]
+    assert code == 0 and [line[-6:] for line in out.splitlines()[-5:-2]] == [
+        "  read",
+        "read 1",
+        "read 0",
+    ]
     # alpha, beta = 0.5 + 1, 0.5 + 2; then 0.75 + 1, 1.25 + 2
     for line in ("form:         batch_centered: X - p, minus its mean over the step",
                  "known before: alpha 1.5, beta 2.5, since step 1", "rewards seen: 3, sum 1",
                  "known after:  alpha 1.75, beta 3.25", "mean p:       0.35"):  # fmt: skip
         assert line in out.splitlines()
     printed = re.findall(r"(\S+) \* \((\S+) - (\S+)\) / (\S+) = (\S+)", out)
-    stored = json.loads(ran(capsys, "explain", "run", 2, "p", "--store.url", url, "--json")[1])["rollouts"]
+    stored = json.loads(ran(capsys, "explain", "run", 2, "p", "--store.url", url, "--json")[1])[
+        "rollouts"
+    ]
     kept = [row for row in stored if row["baseline"] is not None]
     assert len(printed) == len(kept) == 3 and out.count("could not be verified") == 1
     for (weight, reward, baseline, scale, advantage), row in zip(printed, kept, strict=True):
         again = float(weight) * (float(reward) - float(baseline)) / float(scale)
-        assert again == pytest.approx(row["advantage"], abs=2e-5) == pytest.approx(float(advantage), abs=2e-5)
-        assert row["weight"] * (row["reward"] - row["baseline"]) / row["scale"] == pytest.approx(row["advantage"])
+        assert (
+            again
+            == pytest.approx(row["advantage"], abs=2e-5)
+            == pytest.approx(float(advantage), abs=2e-5)
+        )
+        assert row["weight"] * (row["reward"] - row["baseline"]) / row["scale"] == pytest.approx(
+            row["advantage"]
+        )
 
 
 def test_what_explain_cannot_show_it_says(url, capsys):
     ids = trained(url, [{"p": [1, 1], "q": [0, 1]}, {"q": [0, 0]}], keep=0)
     code, out = ran(capsys, "explain", "run", 1, ids["p"], "--store.url", url)
-    assert code == 0 and "known before: nothing but the prior" in out and "none of its rollouts is kept" in out
+    assert (
+        code == 0
+        and "known before: nothing but the prior" in out
+        and "none of its rollouts is kept" in out
+    )
     code, out = ran(capsys, "explain", "run", 2, ids["p"], "--store.url", url)
-    assert code == 2 and f"no group of prompt {ids['p']} at step 2; openrlhf-dbb history {ids['p']} 1 lists" in out
+    assert (
+        code == 2
+        and f"no group of prompt {ids['p']} at step 2; openrlhf-dbb history {ids['p']} 1 lists"
+        in out
+    )
 
 
 # ---- prompts
 
 
-def test_prompts_of_every_class_with_counts_intervals_and_a_list_to_leave_out(url, capsys, tmp_path):
+def test_prompts_of_every_class_with_counts_intervals_and_a_list_to_leave_out(
+    url, capsys, tmp_path
+):
     alike = {f"{number} + {number}": [1, 0, 1, 1, 0, 1, 1, 1] for number in range(20)}
     steps = [alike | {"wrong + label": [0] * 8, "easy + 1": [1] * 8, "lost + 2": [1] * 8, "flip + 3": [1] * 8},
              alike | {"wrong + label": [0] * 8, "easy + 1": [1] * 8, "lost + 2": [1] * 8, "flip + 3": [0] * 8},
@@ -83,11 +110,20 @@ def test_prompts_of_every_class_with_counts_intervals_and_a_list_to_leave_out(ur
     told = json.loads(ran(capsys, "prompts", "--json", "--store.url", url)[1])["prompts"]
     found = {row["prompt"]: row for row in told}
     whys = {name: row["why"] for name, row in found.items()}
-    assert whys == {"wrong + label": "never", "easy + 1": "always", "flip + 3": "flipping", "lost + 2": "lost"}
+    assert whys == {
+        "wrong + label": "never",
+        "easy + 1": "always",
+        "flip + 3": "flipping",
+        "lost + 2": "lost",
+    }
     # of 24 and 16 rollouts: 1 - 0.025^(1/24), 0.025^(1/16)
     assert found["wrong + label"]["high"] == pytest.approx(1 - 0.025 ** (1 / 24))
     assert found["easy + 1"]["low"] == pytest.approx(0.025 ** (1 / 16))
-    assert (found["flip + 3"]["flips"], found["lost + 2"]["last"], found["lost + 2"]["rollouts"]) == (2, 0, 24)
+    assert (
+        found["flip + 3"]["flips"],
+        found["lost + 2"]["last"],
+        found["lost + 2"]["rollouts"],
+    ) == (2, 0, 24)
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
         {"prompt": "wrong + label", "label": "WRONG + LABEL", "why": "never"},
         {"prompt": "easy + 1", "label": "EASY + 1", "why": "always"},
@@ -125,15 +161,27 @@ def test_prompts_are_judged_by_the_two_scores_that_a_run_has(url, capsys, tmp_pa
     groups = {"half": [wrong, right] * 8, "hard": [wrong] * 16, "easy": [right] * 16}
     groups |= {f"{number}": [right] * 14 + [wrong] * 2 for number in range(20)}
     flip = {"flip": [right] * 8, "half": [right] * 8}
-    trained(url, [groups | flip, groups | {"flip": [wrong] * 8}, groups | flip], estimator="gaussian", keep=100)
+    trained(
+        url,
+        [groups | flip, groups | {"flip": [wrong] * 8}, groups | flip],
+        estimator="gaussian",
+        keep=100,
+    )
     file = tmp_path / "out.jsonl"
     assert ran(capsys, "prompts", "--leave_out", file, "--store.url", url)[0] == 0
-    left_out = {json.loads(line)["prompt"]: json.loads(line)["why"] for line in file.read_text().splitlines()}
+    left_out = {
+        json.loads(line)["prompt"]: json.loads(line)["why"]
+        for line in file.read_text().splitlines()
+    }
     assert left_out == {"hard": "never", "easy": "always"}
     told = json.loads(ran(capsys, "prompts", "--json", "--store.url", url)[1])
     assert told["scores"] == [wrong, right]
     rows = {row["prompt"]: row for row in told["prompts"]}
-    assert (rows["flip"]["why"], rows["flip"]["flips"], rows["flip"]["successes"]) == ("flipping", 2, 16)
+    assert (rows["flip"]["why"], rows["flip"]["flips"], rows["flip"]["successes"]) == (
+        "flipping",
+        2,
+        16,
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,18 +189,30 @@ def test_prompts_are_judged_by_the_two_scores_that_a_run_has(url, capsys, tmp_pa
     [([3, 1, 2, 2], 100), ([0, 1, 1.2, 0], 100), ([-1, 1, -1, 1], 0), ([0, 1, 0, 1], 0)],
     ids=["any", "a bonus", "nobody knows", "nor of 0 and 1 without a kept one"],
 )
-def test_prompts_are_not_judged_by_other_scores_or_unknown_ones(url, capsys, tmp_path, rewards, keep):
+def test_prompts_are_not_judged_by_other_scores_or_unknown_ones(
+    url, capsys, tmp_path, rewards, keep
+):
     trained(url, [{"p": rewards}], estimator="gaussian", keep=keep)
     code, out = ran(capsys, "prompts", "--store.url", url)
     assert code == 0 and "not judged" in out and "never" not in out
     code, out = ran(capsys, "prompts", "--leave_out", tmp_path / "out.jsonl", "--store.url", url)
-    assert code == 2 and "scores are not known to be two" in out and not (tmp_path / "out.jsonl").exists()
+    assert (
+        code == 2
+        and "scores are not known to be two" in out
+        and not (tmp_path / "out.jsonl").exists()
+    )
 
 
 def test_prompts_lists_those_that_yield_no_score_and_leaves_them_out(url, capsys, tmp_path):
-    trained(url, [{"mute": [None] * 4, "late": [None] * 4, "p": [1, 0, 0, 1]}] * 4 + [{"late": [1, None, 0, 1]}])
+    trained(
+        url,
+        [{"mute": [None] * 4, "late": [None] * 4, "p": [1, 0, 0, 1]}] * 4
+        + [{"late": [1, None, 0, 1]}],
+    )
     code, out = ran(capsys, "prompts", "--leave_out", tmp_path / "out.jsonl", "--store.url", url)
-    assert code == 0 and re.search(r"^unverified: +1: no score at the last 3 visits", out, re.MULTILINE)
+    assert code == 0 and re.search(
+        r"^unverified: +1: no score at the last 3 visits", out, re.MULTILINE
+    )
     left_out = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert left_out == [{"prompt": "mute", "label": "MUTE", "why": "unverified"}]
     [row] = json.loads(ran(capsys, "prompts", "--json", "--store.url", url)[1])["prompts"]

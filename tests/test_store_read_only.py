@@ -64,7 +64,9 @@ def test_a_store_in_a_folder_that_is_read_only_is_read_and_not_written(closed, m
 def test_a_store_in_a_folder_that_may_not_be_entered_is_refused_in_one_line(closed):
     closed.parent.chmod(0o700)
     (refused,) = read(closed)
-    assert refused.startswith(f"refused there is no store at {closed}; check the path and the rights")
+    assert refused.startswith(
+        f"refused there is no store at {closed}; check the path and the rights"
+    )
 
 
 def test_a_training_on_a_read_only_store_is_refused_in_one_line(closed):
@@ -106,7 +108,10 @@ def test_a_reader_without_the_right_to_write_sees_what_a_writer_adds_later(close
 
 
 def test_a_reader_that_writes_is_told_that_it_is_a_reader(closed):
-    with open_store(str(closed), read_only=True) as store, pytest.raises(StoreError, match="was opened read-only"):
+    with (
+        open_store(str(closed), read_only=True) as store,
+        pytest.raises(StoreError, match="was opened read-only"),
+    ):
         store.delete_run(store.find_run("run"))
 
 
@@ -118,7 +123,10 @@ PUT_BACK = {
         *(Path(f"{file}{end}").unlink() for end in ("", "-wal", "-shm")),
     ],
     "emptied": lambda file, kept: [shutil.copy(file, kept), os.truncate(file, 0)],
-    "overwritten": lambda file, kept: [shutil.copy(file, kept), file.write_text("no database" * 999)],
+    "overwritten": lambda file, kept: [
+        shutil.copy(file, kept),
+        file.write_text("no database" * 999),
+    ],
 }
 
 
@@ -128,7 +136,9 @@ def test_a_reader_goes_on_with_a_file_that_was_lost_and_put_back(closed, loss):
         assert len(store.runs()) == 1
         PUT_BACK[loss](closed, closed.with_name("kept"))
         for _ in range(2):
-            with pytest.raises(StoreError, match=rf"{closed}: .*(restore a backup|name another file|or a backup)$"):
+            with pytest.raises(
+                StoreError, match=rf"{closed}: .*(restore a backup|name another file|or a backup)$"
+            ):
                 store.runs()
         shutil.copy(closed.with_name("kept"), closed)
         assert len(store.runs()) == 1

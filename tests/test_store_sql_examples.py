@@ -35,7 +35,9 @@ def _fill(store, fill):
         second, 1, [p0, p3], [0, 4], shared={"discount": np.array([0.5])}, probes=fill.probes([p0, p3], [5, 1], [2, 1]),
     )  # fmt: skip
     # p0 (5.5625, 2.0625); p3 (4.25, 2.25); of p0, generated twice, a group is filtered out and the other worth nothing
-    usage = fill.usage([p0, p3], [4, 2], generated=12, generated_tokens=120, informative=4, rescued=0)
+    usage = fill.usage(
+        [p0, p3], [4, 2], generated=12, generated_tokens=120, informative=4, rescued=0
+    )
     kept = fill.rollouts([p0, p3], [4, 1])  # the second response to p3 is wrong
     probes = fill.probes([p0, p3], [5, 5], [3, 5])
     lags = {"policy_version": np.array([0.0, 1.0])}  # p0 is one step late
@@ -82,7 +84,10 @@ def _expected(p0, p1, p2, p3):
 def _plain(rows):
     """Rows with numbers only as float, since PostgreSQL sums integers to decimals."""
     return [
-        tuple(value if value is None or isinstance(value, str) else pytest.approx(float(value)) for value in row)
+        tuple(
+            value if value is None or isinstance(value, str) else pytest.approx(float(value))
+            for value in row
+        )
         for row in rows
     ]
 
@@ -97,10 +102,14 @@ def test_every_query_gives_the_rows_worked_out_by_hand(store, fill):
 
 def test_the_views_hold_the_columns_that_the_documents_name(store):
     inspector = inspect(store.database.engine)
-    documented = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    documented = re.findall(
+        r"^\| `(\w+)` \| ([\w, ]+) \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE
+    )
     assert {view for view, *_ in documented} == set(inspector.get_view_names())
     for view, key, columns in documented:
         found = {column["name"] for column in inspector.get_columns(view)}
         named = {name for name in f"{key}, {columns}".split(", ") if name.isidentifier()}
-        assert named < found if view in ("runs", "steps") else named == found, view  # of these two it names some
+        assert named < found if view in ("runs", "steps") else named == found, (
+            view
+        )  # of these two it names some
         assert "writer_token" not in found

@@ -45,7 +45,10 @@ def parse(name, *argv):
 @every_strategy
 def test_its_parameters_are_flags_with_help_and_a_range_that_a_continued_run_must_keep(name):
     cls = strategies.get(name)
-    actions = {action.dest: action for action in arguments.build_parser(["--rollout.strategy", name])._actions}
+    actions = {
+        action.dest: action
+        for action in arguments.build_parser(["--rollout.strategy", name])._actions
+    }
     for field in dataclasses.fields(cls):
         flag = f"{cls.name}.{field.name}"
         assert field.metadata["help"] in actions[flag].help
@@ -137,8 +140,13 @@ def test_groups_that_vary_are_trained_on_and_a_checkpoint_continues_with_the_sam
 def test_only_dynamic_sampling_replaces_groups_that_do_not_vary_or_whose_mean_is_out_of_range(
     score_range, scores, trained
 ):
-    for name, expected in (("plain", Decision.TRAIN), ("dynamic", Decision.TRAIN if trained else Decision.REPLACE)):
-        sampler = strategies.get(name)().sampler(RunFacts(groups=4, rollouts=2, score_range=score_range))
+    for name, expected in (
+        ("plain", Decision.TRAIN),
+        ("dynamic", Decision.TRAIN if trained else Decision.REPLACE),
+    ):
+        sampler = strategies.get(name)().sampler(
+            RunFacts(groups=4, rollouts=2, score_range=score_range)
+        )
         assert sampler.judge(0, np.array(scores, dtype=float)) is expected
 
 
@@ -149,5 +157,10 @@ def test_an_installed_package_declares_a_strategy(tmp_path, monkeypatch):
     (package / "entry_points.txt").write_text(f"[openrlhf_dbb.strategies]\nrest = {OTHERS}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     # Not our registry, which would keep it.
-    registry = Registry("rollout strategy", RolloutStrategy, "openrlhf_dbb.core.strategies", "openrlhf_dbb.strategies")
+    registry = Registry(
+        "rollout strategy",
+        RolloutStrategy,
+        "openrlhf_dbb.core.strategies",
+        "openrlhf_dbb.strategies",
+    )
     assert registry.get("rest") is strategies.get(OTHERS)

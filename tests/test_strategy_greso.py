@@ -125,7 +125,12 @@ def test_all_rounds_of_a_step_count_and_what_is_not_known_does_not():
     sampler.end_pass()
     # easy 2 of 25: below a twelfth; hard 5 of 25: above a sixth
     assert step(sampler, "ee" + "hhhhh???", "m" * 9, "m" * 9) == pytest.approx((0.51, 0.49))
-    expected = {"greso/p_easy": 0.51, "greso/p_hard": 0.49, "greso/easy_share": 0.08, "greso/hard_share": 0.2}
+    expected = {
+        "greso/p_easy": 0.51,
+        "greso/p_hard": 0.49,
+        "greso/easy_share": 0.08,
+        "greso/hard_share": 0.2,
+    }
     assert sampler.metrics() == pytest.approx(expected)
     # and of one step only
     assert step(sampler, "e" + "m" * 9) == pytest.approx((0.50, 0.50))

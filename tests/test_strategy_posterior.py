@@ -9,7 +9,12 @@ import pytest
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import StepExtras
 from openrlhf_dbb.core.strategies import Predictive, RunFacts
-from openrlhf_dbb.core.strategies.posterior import PosteriorSampling, effective_lift, inclusion, systematic
+from openrlhf_dbb.core.strategies.posterior import (
+    PosteriorSampling,
+    effective_lift,
+    inclusion,
+    systematic,
+)
 from openrlhf_dbb.errors import RunError
 
 FACTS = RunFacts(groups=2, rollouts=2, seed=5)
@@ -87,7 +92,10 @@ def test_weights_undo_what_the_draw_prefers():
         found, _ = drawn_by(PosteriorSampling(power=0.5, weight_power=power), expected, batches=20)
         for each in found:
             at = each.prompt_id // 10 - 1
-            assert (each.inclusion, each.weight) == (pytest.approx(pi[at]), pytest.approx(weights[at]))
+            assert (each.inclusion, each.weight) == (
+                pytest.approx(pi[at]),
+                pytest.approx(weights[at]),
+            )
         assert len({each.prompt_id for each in found[:2]}) == 2  # of one batch
 
 
@@ -118,29 +126,43 @@ def test_draws_are_even_while_the_posteriors_draws_would_have_too_few_mixed_grou
     resumed.end_pass()
     assert "drawn evenly after pass 2" in resumed.note
     assert "0.67 times" in resumed.note
-    assert [(drawn.inclusion, drawn.weight) for drawn in outcomes(resumed, set(), 1)] == [(0.5, 1)] * 2
+    assert [(drawn.inclusion, drawn.weight) for drawn in outcomes(resumed, set(), 1)] == [
+        (0.5, 1)
+    ] * 2
     resumed.end_pass()  # no mixed group tells nothing
     outcomes(resumed, {10}, 8)
     resumed.end_pass()  # each of these groups would have come twice as often
     assert "drawn by the posterior after pass 4" in resumed.note
     assert "2.00 times" in resumed.note
-    assert sorted(drawn.inclusion for drawn in outcomes(resumed, set(), 1)) == pytest.approx([1 / 3, 1])
+    assert sorted(drawn.inclusion for drawn in outcomes(resumed, set(), 1)) == pytest.approx(
+        [1 / 3, 1]
+    )
 
 
 def test_the_memory_of_another_models_run_directs_the_draws(store):
     prompts, labels = ["hard", "half", "easy"], ["1", "2", "3"]
     memory = {"estimator": "point", "parameters": {"memory": "dbb"}}
-    with Posteriors.create(store, "large", prompts, labels, model="org/large-7B", **memory) as large:
+    with Posteriors.create(
+        store, "large", prompts, labels, model="org/large-7B", **memory
+    ) as large:
         rollouts = ["hard"] * 8 + ["half"] * 8 + ["easy"] * 8
         rewards = [0] * 8 + [1, 0] * 4 + [1] * 8
         large.observe(1, rollouts, ["1"] * 8 + ["2"] * 8 + ["3"] * 8, rewards)
         large.finish()
-    small = Posteriors.create(store, "small", prompts, labels, model="org/small-1B", warm_start="large", **memory)
+    small = Posteriors.create(
+        store, "small", prompts, labels, model="org/small-1B", warm_start="large", **memory
+    )
     with small:
         expected = small.predictive()
         ids = [small.prompt_ids[key] for key in zip(prompts, labels, strict=True)]
     # Beta(1, 1) is halved before the 8 rollouts, and all of it before the next visit.
-    beliefs = dict(zip(expected.prompt_ids.tolist(), zip(expected.alpha, expected.beta, strict=True), strict=True))
+    beliefs = dict(
+        zip(
+            expected.prompt_ids.tolist(),
+            zip(expected.alpha, expected.beta, strict=True),
+            strict=True,
+        )
+    )
     assert [beliefs[number] for number in ids] == [(0.25, 4.25), (2.25, 2.25), (4.25, 0.25)]
     drawn, _ = drawn_by(PosteriorSampling(floor=0.1), expected, batches=200)
     counts = [sum(each.prompt_id == number for each in drawn) for number in ids]
@@ -183,7 +205,9 @@ def test_unequal_weights_make_mixed_groups_worth_less(outcomes, weight_power, li
 )
 def test_posteriors_weigh_advantages_and_store_the_probabilities(form, expected, store):
     columns = ["a", "a", "b"], ["1", "1", "2"]
-    with Posteriors.create(store, "run", *columns, estimator="dbb", parameters={"discount": 0.5}) as posteriors:
+    with Posteriors.create(
+        store, "run", *columns, estimator="dbb", parameters={"discount": 0.5}
+    ) as posteriors:
         extras = StepExtras(inclusion=[0.25, 0.25, 1.0], weights=[2.0, 2.0, 0.5])
         scored = posteriors.observe(1, *columns, [1, 0, 1], form=form, extras=extras)
         posteriors.settle()

@@ -31,7 +31,9 @@ def test_prompts_are_drawn_in_proportion_to_their_nearness():
     far = np.exp(-0.5)
     expected = 0.8 * 1 / (1 + far) + 0.1
     drawn = [sampler.next_prompt(lambda: known) for _ in range(4000)]
-    assert {round(each.inclusion, 9) for each in drawn if each.prompt_id == 0} == {round(expected, 9)}
+    assert {round(each.inclusion, 9) for each in drawn if each.prompt_id == 0} == {
+        round(expected, 9)
+    }
     share = Counter(each.prompt_id for each in drawn)[0] / 4000
     assert share == pytest.approx(expected, abs=4 * (expected * (1 - expected) / 4000) ** 0.5)
     assert {each.weight for each in drawn} == {1.0}
@@ -40,7 +42,10 @@ def test_prompts_are_drawn_in_proportion_to_their_nearness():
 def test_a_prompt_without_scores_gets_the_floor_alone():
     sampler = Target(start=0.5, floor=0.2).sampler(RunFacts(1, 4))
     known = forecast([0.5, 0.5], np.array([True, False]))
-    drawn = {each.prompt_id: each.inclusion for each in (sampler.next_prompt(lambda: known) for _ in range(200))}
+    drawn = {
+        each.prompt_id: each.inclusion
+        for each in (sampler.next_prompt(lambda: known) for _ in range(200))
+    }
     assert drawn[1] == pytest.approx(0.9)
 
 

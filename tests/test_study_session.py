@@ -32,7 +32,9 @@ def test_a_lane_answers_every_line_and_continues_after_an_error(trained):
     assert "--train.batch_size 33: a step's rollouts are no multiple of a batch" in refused
     assert "max_model_len = 48, but the session's has 32; train it on its own" in longer
     assert "Traceback" not in "".join(answer.output for answer in answers)
-    finished = rows(folder, "SELECT name, method, last_step FROM runs WHERE status = 'finished' ORDER BY name")
+    finished = rows(
+        folder, "SELECT name, method, last_step FROM runs WHERE status = 'finished' ORDER BY name"
+    )
     assert finished == [("after", "dr_grpo", 4), ("destroyed", "grpo", 4)]
 
 
@@ -55,7 +57,12 @@ def test_a_run_has_its_own_order_and_history(trained):
     _, folder = trained
     history = "FROM posterior_history h JOIN runs r ON r.run_id = h.run_id WHERE r.name ="
     order = "ORDER BY h.step, h.prompt_id"
-    runs = [rows(folder, f"SELECT h.step, h.prompt_id {history} '{name}' {order}") for name in ("destroyed", "after")]
+    runs = [
+        rows(folder, f"SELECT h.step, h.prompt_id {history} '{name}' {order}")
+        for name in ("destroyed", "after")
+    ]
     assert len(runs[0]) == 4 * 16 and runs[0] == runs[1]  # of one seed
     # The prior (1, 1), discounted once, and this group's four rollouts: nothing of the previous run.
-    assert rows(folder, f"SELECT DISTINCT h.alpha + h.beta {history} 'after' AND h.step <= 2") == [(5.0,)]
+    assert rows(folder, f"SELECT DISTINCT h.alpha + h.beta {history} 'after' AND h.step <= 2") == [
+        (5.0,)
+    ]

@@ -29,7 +29,12 @@ def sums():
 
 
 def test_a_repeated_question_keeps_its_label_and_the_instruction_follows_it(sums):
-    assert len(sums) == 40 > len({row["prompt"] for row in sums}) == len({row["label"] for row in sums})
+    assert (
+        len(sums)
+        == 40
+        > len({row["prompt"] for row in sums})
+        == len({row["label"] for row in sums})
+    )
     assert all(row["prompt"].endswith(" =\nNow.") for row in sums)
     assert made("chain_sum?seed=3") == made("chain_sum?seed=3") != made("chain_sum?seed=4")
     benchmark = dataclasses.replace(benchmarks.find(SUMS), instruction="Now.")
@@ -49,10 +54,16 @@ UNUSABLE = {
     "chain_sum?max_terms=0": r"refuses \{.*'max_terms': 0\}: max_terms must be >= min_terms; change",
 }
 ANSWERS = {  # right and wrong ones
-    "chain_sum": (["{}", "It is {}.", "<answer>{}</answer>!"], ["{} + 1", "{}\nWait", "<answer>x{}</answer>"]),
+    "chain_sum": (
+        ["{}", "It is {}.", "<answer>{}</answer>!"],
+        ["{} + 1", "{}\nWait", "<answer>x{}</answer>"],
+    ),
     "spell_backward": (["{}", "Reversed:\n{}"], ["{}x", "It is {}."]),
     "sudoku": (["{}", "<answer>\n{}\n</answer>"], ["1 2 3"]),
-    "propositional_logic": ([], ["", "P", "<answer>no</answer>"]),  # has partial credit for any formula
+    "propositional_logic": (
+        [],
+        ["", "P", "<answer>no</answer>"],
+    ),  # has partial credit for any formula
     "countdown": (["{}", "So:\n{}"], ["1", "{} + 1"]),
 }
 

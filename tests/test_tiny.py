@@ -10,7 +10,15 @@ pytest.importorskip("transformers")
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.presets import make_once
 from openrlhf_dbb.rewards.values import canonical, read
-from openrlhf_dbb.tiny import CHARACTERS, SPLITS, Recipe, build_model, build_tokenizer, generate, prepare
+from openrlhf_dbb.tiny import (
+    CHARACTERS,
+    SPLITS,
+    Recipe,
+    build_model,
+    build_tokenizer,
+    generate,
+    prepare,
+)
 
 
 def recomputed(body):
@@ -26,17 +34,23 @@ def test_answers_are_right_integers_without_leading_zero_and_never_the_question(
         question, label = row["input"].removesuffix("="), row["label"]
         assert label == recomputed(question) == canonical(read(label)) == str(int(label))
         assert 2 <= len(label) <= 7
-        assert question.startswith("s") or label != label[::-1]  # else a copy of "9-4" would be right
+        assert (
+            question.startswith("s") or label != label[::-1]
+        )  # else a copy of "9-4" would be right
 
 
 def test_prompts_differ_within_a_split_and_between_splits_whatever_the_seeds():
     seeds = {"train": 0, "heldout": 1, "sft": 2}
-    prompts = [{row["input"] for row in generate(split, 6000, seed)} for split, seed in seeds.items()]
+    prompts = [
+        {row["input"] for row in generate(split, 6000, seed)} for split, seed in seeds.items()
+    ]
     assert [len(split) for split in prompts] == [6000] * 3 and len(set.union(*prompts)) == 18_000
 
 
 def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def test_tokenizer_round_trips_every_prompt_and_answer():
@@ -47,8 +61,19 @@ def test_tokenizer_round_trips_every_prompt_and_answer():
         assert len(ids) == len(text) - len("<eos>") + 1 and tokenizer.decode(ids) == text
         assert tokenizer.decode(ids, skip_special_tokens=True) == row["input"] + row["label"]
     assert tokenizer.encode(CHARACTERS) == list(range(14))
-    assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (14, 15, None)
-    assert tokenizer.encode("1*7=\n\u00e4") == [1, 15, 7, 13, 15, 15]  # other characters are padding
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (
+        14,
+        15,
+        None,
+    )
+    assert tokenizer.encode("1*7=\n\u00e4") == [
+        1,
+        15,
+        7,
+        13,
+        15,
+        15,
+    ]  # other characters are padding
 
 
 def test_model_has_the_promised_size_and_its_weights_follow_the_seed():
@@ -58,7 +83,10 @@ def test_model_has_the_promised_size_and_its_weights_follow_the_seed():
     first, same, other = build_model(0), build_model(0), build_model(1)
     # Embedding 16 x 64; per layer attention 4 x 64 x 128, feed-forward 3 x 64 x 128, norms 2 x 64 + 2 x 32;
     # last norm 64.
-    assert sum(weights.numel() for weights in first.parameters()) == 1024 + 2 * (32768 + 24576 + 192) + 64
+    assert (
+        sum(weights.numel() for weights in first.parameters())
+        == 1024 + 2 * (32768 + 24576 + 192) + 64
+    )
     embeddings = [model.get_input_embeddings().weight for model in (first, same, other)]
     assert torch.equal(embeddings[0], embeddings[1])
     assert not torch.equal(embeddings[0], embeddings[2])
@@ -72,7 +100,9 @@ def test_folder_that_is_not_ours_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_prompts(tmp_path, monkeypatch):
+def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_prompts(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("openrlhf_dbb.tiny.WARMUP_ROWS", 60)
     (tmp_path / ".assets.building").mkdir()
     (tmp_path / ".assets.building/half").write_text("of a process that was killed")
@@ -89,4 +119,7 @@ def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_
     assert heldout == generate("heldout", 5, 7)
     assert prepare(tmp_path / "assets", 7, Recipe(8, 5, warmup_steps=2)) == files
     second = contents(tmp_path / "assets")
-    assert {path.name for path in first if first[path] != second[path]} == {"model.safetensors", "tiny.json"}
+    assert {path.name for path in first if first[path] != second[path]} == {
+        "model.safetensors",
+        "tiny.json",
+    }

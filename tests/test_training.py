@@ -50,13 +50,23 @@ def test_a_run_leaves_its_posteriors_rollouts_and_metrics_in_the_database(finish
     folder, result = finished
     check_posteriors(folder, steps=4)
     assert rows(folder, "SELECT name, status, last_step FROM runs") == [("first", "finished", 4)]
-    counts = rows(folder, "SELECT step, count(*), count(log_prob), sum(missing) FROM rollouts GROUP BY step")
+    counts = rows(
+        folder, "SELECT step, count(*), count(log_prob), sum(missing) FROM rollouts GROUP BY step"
+    )
     assert counts == [(step, 64, 64, 0) for step in range(1, 5)]
     # The answer is the response, or the right side of an equation in it: "67=245789".
     wrong = "SELECT text, label FROM rollouts JOIN prompts USING (prompt_id) WHERE score = 1"
-    assert rows(folder, f"{wrong} AND trim(text, ' =') <> label AND rtrim(text, ' =') NOT LIKE '%=' || label") == []
+    assert (
+        rows(
+            folder,
+            f"{wrong} AND trim(text, ' =') <> label AND rtrim(text, ' =') NOT LIKE '%=' || label",
+        )
+        == []
+    )
     metrics = [json.loads(text) for (text,) in rows(folder, "SELECT metrics FROM steps")]
-    assert all(of_step["plan/steps"] == 4 and of_step["timing/step_total"] > 0 for of_step in metrics)
+    assert all(
+        of_step["plan/steps"] == 4 and of_step["timing/step_total"] > 0 for of_step in metrics
+    )
     assert f"rollouts     {32 * 2 * 8} generated, {32 * 2 * 8} trained on" in result.stdout
     scalars = logged(folder / "runs/first/tensorboard/first")
     stored = dict(rows(folder, "SELECT step, avg(mean) FROM posterior_history GROUP BY step"))
@@ -74,8 +84,12 @@ def test_vllm_samples_from_the_weights_that_were_trained(finished):
     # step may lie apart: a single token of very small probability can dominate the estimate.
     assert median(map(abs, divergence)) < 0.005, divergence
     models = ("model", "runs/first/model")
-    before, after = (AutoModelForCausalLM.from_pretrained(folder / model).state_dict() for model in models)
-    moved = sum((after[name].float() - value.float()).square().sum() for name, value in before.items())
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder / model).state_dict() for model in models
+    )
+    moved = sum(
+        (after[name].float() - value.float()).square().sum() for name, value in before.items()
+    )
     size = sum(value.float().square().sum() for value in before.values())
     assert (moved / size).sqrt() > 0.01
 
@@ -113,12 +127,28 @@ sys.exit(train_grpo.main(sys.argv[1:]))
 
 def test_weights_are_sent_once_before_the_first_evaluation(tmp_path):
     """With CUDA, so that a fault on their way ends the run before an evaluation has taken an hour."""
-    flags = ["--estimator", "dbb", *FLAGS, "--train.num_episodes", "1", "--eval.steps", "2", "--ckpt.save_steps", "-1"]
+    flags = [
+        "--estimator",
+        "dbb",
+        *FLAGS,
+        "--train.num_episodes",
+        "1",
+        "--eval.steps",
+        "2",
+        "--ckpt.save_steps",
+        "-1",
+    ]
     command = [sys.executable, "-c", TRIED, *flags, "--train.batch_size", "128"]
     done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     events = (tmp_path / "events").read_text().splitlines()
-    assert events == ["sent 0", "evaluated 0", "sent 0", "sent 1", "evaluated 2"]  # of steps that are done
+    assert events == [
+        "sent 0",
+        "evaluated 0",
+        "sent 0",
+        "sent 1",
+        "evaluated 2",
+    ]  # of steps that are done
     check_posteriors(tmp_path, steps=2)
 
 
@@ -126,7 +156,9 @@ def test_weights_are_sent_once_before_the_first_evaluation(tmp_path):
 def once(lane, tmp_path_factory):
     """The folder of a run with one optimizer step a step."""
     folder = tmp_path_factory.mktemp("once")
-    result = lane.train(folder, "--estimator", "dbb", "--run_name", "once", *SMALL, "--train.batch_size", "128")
+    result = lane.train(
+        folder, "--estimator", "dbb", "--run_name", "once", *SMALL, "--train.batch_size", "128"
+    )
     assert result.error is None, result.output[-4000:]
     return folder
 
@@ -135,13 +167,19 @@ def test_one_update_a_step_takes_the_log_probs_in_the_training_pass(once):
     check_posteriors(once, steps=6)
     # The engines' log-probs are stored in place of the policy's.
     assert rows(once, "SELECT count(*) - count(log_prob) FROM rollouts WHERE run_id = 1") == [(0,)]
-    metrics = [json.loads(text) for (text,) in rows(once, "SELECT metrics FROM steps WHERE run_id = 1")]
+    metrics = [
+        json.loads(text) for (text,) in rows(once, "SELECT metrics FROM steps WHERE run_id = 1")
+    ]
     assert max(of_step["vllm/log_prob_difference"] for of_step in metrics) < 0.01
-    assert [(of_step["ppo_kl"], of_step["ppo_clip_ratio"]) for of_step in metrics[1:]] == [(0, 0)] * 5
+    assert [(of_step["ppo_kl"], of_step["ppo_clip_ratio"]) for of_step in metrics[1:]] == [
+        (0, 0)
+    ] * 5
     assert all(of_step["actor_grad_norm"] > 0 for of_step in metrics)
 
 
-def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_are_no_failures(once, lane):
+def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_are_no_failures(
+    once, lane
+):
     folder = once
     (folder / "sometimes.py").write_text(UNVERIFIABLE)
     result = lane.train(
@@ -172,10 +210,16 @@ def test_adapters_are_trained_merged_for_vllm_and_saved_as_a_plain_model(lane, t
     assert result.error is None, result.output[-4000:]
     check_posteriors(tmp_path, steps=4)
     differences = logged(tmp_path / "runs/lora/tensorboard/lora")["train/vllm/log_prob_difference"]
-    assert len(differences) == 4 and max(differences.values()) < 1e-5  # float32: a rounding apart at every step
+    assert (
+        len(differences) == 4 and max(differences.values()) < 1e-5
+    )  # float32: a rounding apart at every step
     base, saved, best = (
         safetensors.torch.load_file(folder / "model.safetensors")
-        for folder in (tiny.default_folder() / "model", tmp_path / "runs/lora/model", tmp_path / "runs/lora/best")
+        for folder in (
+            tiny.default_folder() / "model",
+            tmp_path / "runs/lora/model",
+            tmp_path / "runs/lora/best",
+        )
     )
     assert base.keys() == saved.keys()
     moved = {name for name in base if not torch.equal(base[name], saved[name])}
@@ -198,22 +242,43 @@ def test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(l
     assert rows(folder, "SELECT DISTINCT rollouts FROM posterior_history") == [(8,)]
     assert rows(folder, "SELECT DISTINCT generated, trained FROM steps") == [(16 * 8, 16 * 8)]
     scalars = logged(folder / "runs/probed/tensorboard/probed")
-    shared = {step: json.loads(text) for step, text in rows(folder, "SELECT step, shared FROM steps")}
+    shared = {
+        step: json.loads(text) for step, text in rows(folder, "SELECT step, shared FROM steps")
+    }
     assert shared[6]["prompts"] == [32]
     for field in ("discount", "weight", "prompts"):
-        assert scalars[f"train/estimator/{field}"] == pytest.approx({s: state[field][0] for s, state in shared.items()})
+        assert scalars[f"train/estimator/{field}"] == pytest.approx(
+            {s: state[field][0] for s, state in shared.items()}
+        )
     groups = dict(rows(folder, "SELECT step, count(*) FROM probes GROUP BY step"))
-    assert scalars["train/probe/groups"] == groups and scalars["train/probe/mse"].keys() == groups.keys()
+    assert (
+        scalars["train/probe/groups"] == groups
+        and scalars["train/probe/mse"].keys() == groups.keys()
+    )
 
 
 def test_posteriors_in_postgresql_and_no_password_anywhere(lane, new_url, tmp_path):
-    url = new_url("postgresql").replace("postgres:@", "postgres:hunter2@")  # the server asks for none
+    url = new_url("postgresql").replace(
+        "postgres:@", "postgres:hunter2@"
+    )  # the server asks for none
     assert "hunter2" in url
-    flags = ["--estimator", "dbb", "--run_name", "pg", *SMALL, "--train.num_episodes", "1", "--store.url", url]
+    flags = [
+        "--estimator",
+        "dbb",
+        "--run_name",
+        "pg",
+        *SMALL,
+        "--train.num_episodes",
+        "1",
+        "--store.url",
+        url,
+    ]
     result = lane.train(tmp_path, *flags)
     assert result.error is None, result.output[-4000:]
     with storage.open_store(url) as store:
-        steps = store.query("SELECT step, count(*), sum(rollouts) FROM posterior_history GROUP BY step ORDER BY step")
+        steps = store.query(
+            "SELECT step, count(*), sum(rollouts) FROM posterior_history GROUP BY step ORDER BY step"
+        )
         assert [tuple(row) for row in steps] == [(step, 16, 128) for step in (1, 2)]
         stored = repr(store.query("SELECT * FROM dbb_run") + store.query("SELECT * FROM dbb_event"))
     assert not (tmp_path / "openrlhf_dbb.db").exists()
@@ -236,7 +301,9 @@ def reward_func(queries, prompts, labels):
 def test_a_broken_reward_function_stops_the_run(lane, tmp_path):
     in_actors = "import sys\ndef reward_func(*_):\n    return {'rewards': [1.0 / ('ray' not in sys.modules)]}\n"
     (tmp_path / "broken.py").write_text(in_actors)  # the start tries it in a process without Ray
-    result = lane.train(tmp_path, "--estimator", "dbb", *SMALL, "--reward.remote_url", str(tmp_path / "broken.py"))
+    result = lane.train(
+        tmp_path, "--estimator", "dbb", *SMALL, "--reward.remote_url", str(tmp_path / "broken.py")
+    )
     assert "reward_func of broken.py failed: ZeroDivisionError: " in result.error
     assert "(broken.py, line 3); on prompt '" in result.error
     assert rows(tmp_path, "SELECT status, last_step FROM runs") == [("running", 0)]

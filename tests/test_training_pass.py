@@ -21,7 +21,9 @@ from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor, StepLoss,
 from openrlhf_dbb.platform.backend import torch_dtype
 
 # Two actions apart, as agents make them; a row that is shorter; a row without a response.
-ACTIONS = torch.tensor([[0, 0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 0]])
+ACTIONS = torch.tensor(
+    [[0, 0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 0]]
+)
 LENGTHS = torch.tensor([8, 4, 5, 7])
 
 
@@ -33,7 +35,9 @@ LENGTHS = torch.tensor([8, 4, 5, 7])
         ([False] * 4, torch.float32, 1e-4),
     ],
 )
-def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(tmp_path, monkeypatch, rows, dtype, rounding):
+def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(
+    tmp_path, monkeypatch, rows, dtype, rounding
+):
     monkeypatch.setitem(training_pass.CHUNK, "cpu", 5 * 14)  # five tokens of 14 words
     tiny.build_model(3).save_pretrained(tmp_path)
     tokens = torch.randint(0, 14, (4, 8), generator=torch.Generator().manual_seed(1))
@@ -47,10 +51,14 @@ def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(tmp_path, 
         if wrapper is ResponseActor:
             actor.rows = rows and torch.tensor(rows)
         with torch.compiler.set_stance("force_eager"):
-            log_probs, output = actor(tokens, ACTIONS, attention, return_output=True, return_entropy=True)
+            log_probs, output = actor(
+                tokens, ACTIONS, attention, return_output=True, return_entropy=True
+            )
         entropy = output.entropy[:, -7:] * kept
         ((log_probs * kept * torch.arange(7)).sum() + entropy.sum()).backward()
-        found.append([log_probs * kept, entropy, *(weight.grad for weight in actor.model.parameters())])
+        found.append(
+            [log_probs * kept, entropy, *(weight.grad for weight in actor.model.parameters())]
+        )
         if rows is not None and wrapper is ResponseActor:
             assert torch.equal(log_probs, log_probs * kept)  # rows that are left out are 0
     assert output["logits"] is None  # their memory has become the gradient's
@@ -63,13 +71,24 @@ PROMPTS = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])  # of four tokens and of tw
 
 def groups(padded_left):
     """Rows of two prompts and one of its own, with responses of 1 to 4 tokens, one twice, and the masks of OpenRLHF."""
-    rows = [(PROMPTS[0], 3), (PROMPTS[1][:2], 4), (PROMPTS[0], 1), (PROMPTS[1][:2], 2), (PROMPTS[0], 4)]
+    rows = [
+        (PROMPTS[0], 3),
+        (PROMPTS[1][:2], 4),
+        (PROMPTS[0], 1),
+        (PROMPTS[1][:2], 2),
+        (PROMPTS[0], 4),
+    ]
     rows.append((torch.tensor([7, 8, 9]), 2))
     tokens, attention = torch.zeros(2, 6, 9, dtype=torch.long)
     actions, seeded = torch.zeros(6, 8, dtype=torch.long), torch.Generator().manual_seed(1)
     for row, (prompt, answer) in enumerate(rows):
-        start, end = padded_left * (5 - len(prompt)), padded_left * (5 - len(prompt)) + len(prompt) + answer
-        tokens[row, start:end] = torch.cat([prompt, torch.randint(0, 14, (answer,), generator=seeded)])
+        start, end = (
+            padded_left * (5 - len(prompt)),
+            padded_left * (5 - len(prompt)) + len(prompt) + answer,
+        )
+        tokens[row, start:end] = torch.cat(
+            [prompt, torch.randint(0, 14, (answer,), generator=seeded)]
+        )
         attention[row, start:end] = 1
         actions[row, end - answer - 1 : end - 1] = 1
     return tuple(torch.cat([part, part[1:2]]) for part in (tokens, actions, attention))
@@ -106,9 +125,13 @@ def test_a_prompt_and_equal_rows_are_computed_once(
         for name, weight in actor.model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight, std=0.1)  # an adapter starts with 0
-        actor.model.register_forward_pre_hook(lambda _, inputs: computed.append(tuple(inputs[0].shape)))
+        actor.model.register_forward_pre_hook(
+            lambda _, inputs: computed.append(tuple(inputs[0].shape))
+        )
         with torch.compiler.set_stance("force_eager"):
-            log_probs, output = actor(tokens, actions, there, return_output=True, return_entropy=True)
+            log_probs, output = actor(
+                tokens, actions, there, return_output=True, return_entropy=True
+            )
         entropy = output.entropy[:, -8:] * actions
         ((log_probs * torch.arange(8)).sum() + entropy.sum()).backward()
         gradients = [weight.grad for weight in actor.model.parameters() if weight.requires_grad]
@@ -118,10 +141,14 @@ def test_a_prompt_and_equal_rows_are_computed_once(
     assert computed == [(7, 9), (1, 6 + 16 + 2) if in_one else (3, 3 + 8)]
     torch.testing.assert_close(found[1], found[0], rtol=rounding, atol=rounding)
 
-    actor.rows = torch.arange(7) != 1  # of two equal rows the first is left out; the other must be computed
+    actor.rows = (
+        torch.arange(7) != 1
+    )  # of two equal rows the first is left out; the other must be computed
     with torch.compiler.set_stance("force_eager"):
         log_probs = actor(tokens, actions, there)
-    torch.testing.assert_close(log_probs, found[1][0] * actor.rows[:, None], rtol=rounding, atol=rounding)
+    torch.testing.assert_close(
+        log_probs, found[1][0] * actor.rows[:, None], rtol=rounding, atol=rounding
+    )
 
 
 @pytest.mark.parametrize(("prompt", "shape"), [(800, (1, 799 + 8 * 100 + 1)), (100, (8, 899))])
@@ -164,7 +191,9 @@ class Made(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_beside_the_logits_nothing_is_larger_than_a_chunk(monkeypatch, dtype):
     monkeypatch.setitem(training_pass.CHUNK, "cpu", 3 * 50)
-    logits = torch.randn(40, 50, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    logits = (
+        torch.randn(40, 50, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    )
     copy = logits * 1
     gradients = []
     copy.register_hook(gradients.append)
@@ -192,30 +221,62 @@ def test_token_sums_over_rows_and_a_constant_length():
     alone = loss(*given, action_mask=MASK, global_batch_size=2.0)[0].item()
     assert alone == pytest.approx(SUM / (2 * 4), rel=1e-6)
     # As upstream calls it: its number of tokens is not used. Two ranks, whose gradients are averaged.
-    info = {"dp_size": 2, "batch_num_tokens": torch.tensor(5.0), "global_batch_size": torch.tensor(2.0)}
-    assert loss(*given, action_mask=MASK, **info)[0].item() == pytest.approx(2 * SUM / (2 * 4), rel=1e-6)
+    info = {
+        "dp_size": 2,
+        "batch_num_tokens": torch.tensor(5.0),
+        "global_batch_size": torch.tensor(2.0),
+    }
+    assert loss(*given, action_mask=MASK, **info)[0].item() == pytest.approx(
+        2 * SUM / (2 * 4), rel=1e-6
+    )
 
 
 def test_log_probs_before_the_update_are_compared_with_vllms_where_they_were_computed():
     loss = StepLoss(PolicyLoss())
-    ours, theirs = torch.tensor([[-1.0, -2.0, -9.0], [0.0] * 3]), torch.tensor([[-1.5, -2.25, -1.0], [-3.0] * 3])
+    ours, theirs = (
+        torch.tensor([[-1.0, -2.0, -9.0], [0.0] * 3]),
+        torch.tensor([[-1.5, -2.25, -1.0], [-3.0] * 3]),
+    )
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])  # of the second row no log-prob was computed
     for old, rollout in ((None, theirs), (2 * ours, theirs), (None, None)):
-        loss(ours, old, torch.ones(2, 3), action_mask=mask, rollout_log_probs=rollout, batch_num_tokens=2.0)
+        loss(
+            ours,
+            old,
+            torch.ones(2, 3),
+            action_mask=mask,
+            rollout_log_probs=rollout,
+            batch_num_tokens=2.0,
+        )
     assert torch.cat(loss.differences).tolist() == [0.5, 0.25, 0.5, 1.75]
     loss.differences.clear()
     unknown = torch.tensor([[torch.nan] * 3, [-3.0] * 3])  # the first row is replayed
-    loss(ours - 1, ours, torch.ones(2, 3), action_mask=mask, rollout_log_probs=unknown, batch_num_tokens=2.0)
+    loss(
+        ours - 1,
+        ours,
+        torch.ones(2, 3),
+        action_mask=mask,
+        rollout_log_probs=unknown,
+        batch_num_tokens=2.0,
+    )
     assert torch.cat(loss.differences).tolist() == []
     loss = StepLoss(PolicyLoss(), old_are_vllms=True)  # else they would be compared with themselves
-    loss(ours, theirs, torch.ones(2, 3), action_mask=mask, rollout_log_probs=theirs, batch_num_tokens=2.0)
+    loss(
+        ours,
+        theirs,
+        torch.ones(2, 3),
+        action_mask=mask,
+        rollout_log_probs=theirs,
+        batch_num_tokens=2.0,
+    )
     assert torch.cat(loss.differences).tolist() == [0.5, 0.25]
 
 
 def row(token):
     """Three tokens, two of them a prompt."""
     there = torch.ones(3, dtype=torch.long)
-    return Experience(sequences=token * there, attention_mask=there, action_mask=torch.tensor([0, 1]), info={})
+    return Experience(
+        sequences=token * there, attention_mask=there, action_mask=torch.tensor([0, 1]), info={}
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,7 +298,9 @@ def rollout(prompt, length):
     """A rollout of so many tokens in all, to a prompt of so many equal tokens."""
     tokens = torch.cat([torch.full((prompt,), prompt), torch.arange(length - prompt)])
     actions = (torch.arange(1, length) >= prompt).long()
-    return Experience(sequences=tokens, attention_mask=torch.ones_like(tokens), action_mask=actions, info={})
+    return Experience(
+        sequences=tokens, attention_mask=torch.ones_like(tokens), action_mask=actions, info={}
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,7 +311,11 @@ def rollout(prompt, length):
         ([(10, [900, 100]), (11, [901, 99])], 2**31, [[901, 900], [100, 99]]),
         # A prompt with both its responses is a sequence of 500 + 100 + 50 tokens or about as many.
         ([(500, [600, 550]), (501, [601, 551])], 2**31, [[600, 550], [601, 551]]),
-        ([(500, [600, 550]), (501, [601, 551])], 549, [[601, 600], [551, 550]]),  # rows too long to share
+        (
+            [(500, [600, 550]), (501, [601, 551])],
+            549,
+            [[601, 600], [551, 550]],
+        ),  # rows too long to share
     ],
 )
 def test_micro_batches_are_of_rows_of_a_prompt_or_of_a_length(groups, longest_shared, lengths):
@@ -273,7 +340,9 @@ class Seen:
 
 
 @pytest.mark.parametrize("padded_left", [False, True])
-def test_padding_behind_rows_takes_no_mask_and_no_row_of_the_head(tmp_path, monkeypatch, padded_left):
+def test_padding_behind_rows_takes_no_mask_and_no_row_of_the_head(
+    tmp_path, monkeypatch, padded_left
+):
     monkeypatch.setitem(micro_batches.LEAST, "cpu", 10**6)  # each row by itself
     monkeypatch.setattr(training_pass, "ROUND", 4)
     tiny.build_model(3).save_pretrained(tmp_path)

@@ -31,7 +31,11 @@ from openrlhf_dbb.tiny import build_model, build_tokenizer
 without_vllm.undo()
 
 PROMPTS, ROLLOUTS = 6, 4
-TWO_OF_TWO = {"num_iterations": 2, "per_device_train_batch_size": 2 * ROLLOUTS, "gradient_accumulation_steps": 2}
+TWO_OF_TWO = {
+    "num_iterations": 2,
+    "per_device_train_batch_size": 2 * ROLLOUTS,
+    "gradient_accumulation_steps": 2,
+}
 EPSILON = 1e-4  # what TRL adds to a standard deviation
 TEMPLATE = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}={% endif %}"
 
@@ -50,7 +54,9 @@ def model(tmp_path_factory):
 
 def prompts(count=PROMPTS):
     texts = [f"{number}+{number}=" for number in range(count)]
-    return Dataset.from_dict({"prompt": texts, "answer": [str(2 * number) for number in range(count)]})
+    return Dataset.from_dict(
+        {"prompt": texts, "answer": [str(2 * number) for number in range(count)]}
+    )
 
 
 class Reward:
@@ -62,7 +68,9 @@ class Reward:
         self.calls, self.missing = [], missing
 
     def __call__(self, prompts, completions, **columns):
-        rewards = [self.of(text if isinstance(text, str) else text[0]["content"]) for text in completions]
+        rewards = [
+            self.of(text if isinstance(text, str) else text[0]["content"]) for text in completions
+        ]
         self.calls.append((prompts, rewards, columns))
         return rewards
 
@@ -93,7 +101,8 @@ def trainer(model, folder, reward=None, *, data=None, ours=None, held_out=None, 
         args=arguments(folder, **changed),
         train_dataset=prompts() if data is None else data,
         eval_dataset=held_out,
-        **{"store": f"sqlite:///{folder}/openrlhf_dbb.db", "run_name": "run", "estimator": "dbb"} | (ours or {}),
+        **{"store": f"sqlite:///{folder}/openrlhf_dbb.db", "run_name": "run", "estimator": "dbb"}
+        | (ours or {}),
     )
 
 
@@ -141,7 +150,9 @@ def test_another_release_of_trl_is_refused(monkeypatch):
 )
 def test_with_point_the_advantages_are_trl_s(model, tmp_path, watched, changed):
     changed = dict(changed)
-    made = trainer(model, tmp_path, changed.pop("reward", None), ours={"estimator": "point"}, **changed)
+    made = trainer(
+        model, tmp_path, changed.pop("reward", None), ours={"estimator": "point"}, **changed
+    )
     made.train()
     assert len(watched) == 2
     for batch in watched:
@@ -171,7 +182,9 @@ ALONE = {"num_generations": 1, "per_device_train_batch_size": 4, "scale_rewards"
     ],
     ids=["dbb", "drawn", "drawn, four updates", "one rollout"],
 )
-def test_a_run_is_what_ones_own_loop_makes_of_its_rewards(model, tmp_path, watched, ours, changed, form):
+def test_a_run_is_what_ones_own_loop_makes_of_its_rewards(
+    model, tmp_path, watched, ours, changed, form
+):
     """Five steps of four prompts; three are a pass."""
     reward, data, other = Reward(missing=not ours and not changed), prompts(12), tmp_path / "other"
     other.mkdir()
@@ -192,7 +205,9 @@ def test_a_run_is_what_ones_own_loop_makes_of_its_rewards(model, tmp_path, watch
         expected = loop.observe(rows_of_step, rewards, rewards, form, extras).advantages
         np.testing.assert_allclose(batch["ours"], expected, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(batch["logged"], batch["ours"], rtol=1e-6)
-        assert rollouts > 1 or not batch["theirs"].any()  # the group's own mean is the reward itself
+        assert (
+            rollouts > 1 or not batch["theirs"].any()
+        )  # the group's own mean is the reward itself
     loop.posteriors.close()
     assert len(watched) == 5 and history(tmp_path) == history(other)
     assert not ours or len({inclusion for *_, inclusion in history(tmp_path)}) > 1  # not even
@@ -212,9 +227,13 @@ def test_every_form_gives_what_it_gives_in_ones_own_loop(tmp_path, form):
     settings = shared.Settings("dbb", parameters, store=store)
     steps = shared.Steps(settings, "ours", False, keys, RunFacts(3, 4))
     ours = steps.observe(keys, rewards, rewards, form, extras)
-    with Posteriors.create(store, "loop", *zip(*keys, strict=True), estimator="dbb", parameters=parameters) as loop:
+    with Posteriors.create(
+        store, "loop", *zip(*keys, strict=True), estimator="dbb", parameters=parameters
+    ) as loop:
         assert loop.estimator == steps.posteriors.estimator
-        expected = loop.observe(1, *zip(*keys, strict=True), rewards, form=form, extras=extras).advantages
+        expected = loop.observe(
+            1, *zip(*keys, strict=True), rewards, form=form, extras=extras
+        ).advantages
     if FORMS.get(form).whitened:
         counted = np.isfinite(rewards) & extras.trained
         tokens = np.repeat(expected[counted], extras.tokens[counted])
@@ -231,16 +250,27 @@ def test_remember_changes_the_store_alone(model, tmp_path):
         if ours:
             remember(made, store=f"sqlite:///{tmp_path}/openrlhf_dbb.db", run_name="run", **ours)
         made.train()
-        return made, torch.cat([values.flatten() for values in made.model.parameters()]), made._logs["advantages"]
+        return (
+            made,
+            torch.cat([values.flatten() for values in made.model.parameters()]),
+            made._logs["advantages"],
+        )
 
     _, weights, advantages = trained(rewards[0], "alone")
     made, *found = trained(rewards[1], "kept", verifier="correct", label_column="answer")
     assert torch.equal(found[0], weights) and found[1] == advantages
     assert isinstance(made, Mine) and Mine.__bases__ == (GRPOTrainer,)
-    assert rows(tmp_path, "SELECT estimator, status, last_step FROM dbb_run") == [("point", "finished", 2)]
-    successes = [value for (value,) in rows(tmp_path, "SELECT sum(successes) FROM posterior_history GROUP BY step")]
+    assert rows(tmp_path, "SELECT estimator, status, last_step FROM dbb_run") == [
+        ("point", "finished", 2)
+    ]
+    successes = [
+        value
+        for (value,) in rows(tmp_path, "SELECT sum(successes) FROM posterior_history GROUP BY step")
+    ]
     assert successes == [sum(scores) for _, scores, _ in rewards[1].calls]
-    warm = trainer(model, tmp_path, ours={"run_name": "warm", "warm_start": "run", "label_column": "answer"})
+    warm = trainer(
+        model, tmp_path, ours={"run_name": "warm", "warm_start": "run", "label_column": "answer"}
+    )
     assert warm.posteriors.warm_start.matched > 4
 
 
@@ -257,7 +287,10 @@ def logging(model, tmp_path):
 
 def test_what_was_written_is_stored_with_each_step(logging, tmp_path):
     [reward] = logging.reward_funcs
-    kept = rows(tmp_path, "SELECT step, text, score, truncated, length FROM rollouts ORDER BY step, prompt_id, sample")
+    kept = rows(
+        tmp_path,
+        "SELECT step, text, score, truncated, length FROM rollouts ORDER BY step, prompt_id, sample",
+    )
     assert [step for step, *_ in kept] == [1] * 10 + [2] * 10
     for _, text, score, truncated, length in kept:
         assert score == reward.of(text)
@@ -265,7 +298,9 @@ def test_what_was_written_is_stored_with_each_step(logging, tmp_path):
 
 
 def test_trl_s_tables_of_completions_have_the_posterior_s_mean(logging, tmp_path):
-    query = "SELECT prompt, mean FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = {}"
+    query = (
+        "SELECT prompt, mean FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = {}"
+    )
     for step, table in ((1, "completions_00002"), (2, "completions_00004")):
         completions = pandas.read_parquet(tmp_path / f"out/completions/{table}.parquet")
         means = dict(zip(completions["prompt"], completions["posterior_mean"], strict=True))
@@ -273,9 +308,17 @@ def test_trl_s_tables_of_completions_have_the_posterior_s_mean(logging, tmp_path
 
 
 def test_what_trl_logged_is_stored_with_each_step(logging, tmp_path):
-    stored = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
+    stored = [
+        json.loads(metrics)
+        for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")
+    ]
     history = [entry for entry in logging.state.log_history if "loss" in entry]
-    assert history[0].keys() >= {"estimator/mean", "estimator/zero_variance", "estimator/rescued", "estimator/missing"}
+    assert history[0].keys() >= {
+        "estimator/mean",
+        "estimator/zero_variance",
+        "estimator/rescued",
+        "estimator/missing",
+    }
     # Of the two optimizer steps on a batch, the second one's; the summary at the end is beside it.
     losses = [metrics["loss"] for metrics in stored]
     assert losses == pytest.approx([history[1]["loss"], history[3]["loss"]], abs=1e-6)
@@ -292,7 +335,12 @@ def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     )  # fmt: skip
     made.train()
     made.evaluate()  # once more, after the run has finished
-    scored = sum(score is not None for texts, scores, _ in reward.calls if len(texts) == 16 for score in scores)
+    scored = sum(
+        score is not None
+        for texts, scores, _ in reward.calls
+        if len(texts) == 16
+        for score in scores
+    )
     assert rows(tmp_path, "SELECT max(step), sum(rollouts) FROM posterior_history") == [(2, scored)]
     # five prompts are evaluated one after the other at the start and at the end
     expected = []
@@ -313,7 +361,9 @@ def test_masked_responses_are_observed_but_not_counted_as_trained(model, tmp_pat
     end = {made.processing_class.eos_token_id, made.processing_class.pad_token_id}
     ended = sum(ids[-1] in end for *_, columns in reward.calls for ids in columns["completion_ids"])
     assert 0 < ended < 2 * 4 * ROLLOUTS
-    assert rows(tmp_path, "SELECT sum(generated), sum(trained) FROM steps") == [(2 * 4 * ROLLOUTS, ended)]
+    assert rows(tmp_path, "SELECT sum(generated), sum(trained) FROM steps") == [
+        (2 * 4 * ROLLOUTS, ended)
+    ]
     assert rows(tmp_path, "SELECT sum(rollouts) FROM posterior_history") == [(2 * 4 * ROLLOUTS,)]
 
 
@@ -331,7 +381,10 @@ def test_several_reward_functions_by_hand():
 
 
 def history(folder):
-    return rows(folder, "SELECT step, prompt_id, alpha, beta, inclusion FROM posterior_history ORDER BY 1, 2")
+    return rows(
+        folder,
+        "SELECT step, prompt_id, alpha, beta, inclusion FROM posterior_history ORDER BY 1, 2",
+    )
 
 
 class StopAt(TrainerCallback):
@@ -353,22 +406,33 @@ def run_to(model, folder, step, resume_from=None, *, data=None, changed=None, **
     return made
 
 
-@pytest.mark.parametrize("changed", [{}, {"num_iterations": 2, "max_steps": 12}], ids=["one update", "two updates"])
+@pytest.mark.parametrize(
+    "changed", [{}, {"num_iterations": 2, "max_steps": 12}], ids=["one update", "two updates"]
+)
 @pytest.mark.parametrize("strategy", ["plain", "posterior"])
-def test_a_resume_in_a_later_pass_is_as_the_unbroken_run_bit_for_bit(model, tmp_path, strategy, changed):
+def test_a_resume_in_a_later_pass_is_as_the_unbroken_run_bit_for_bit(
+    model, tmp_path, strategy, changed
+):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     # Three steps a pass; the checkpoint is one step into the second.
-    options, last = {"data": prompts(12), "changed": changed, "strategy": strategy}, changed.get("max_steps", 6)
+    options, last = (
+        {"data": prompts(12), "changed": changed, "strategy": strategy},
+        changed.get("max_steps", 6),
+    )
     run_to(model, whole, last, **options).posteriors.close()
     run_to(model, cut, last * 2 // 3, **options).posteriors.close()
     run_to(model, cut, last, True, resume=True, **options).posteriors.close()
     found = [history(folder) for folder in (whole, cut)]
     assert found[0] == found[1] and len(found[1]) == 24
     if strategy == "plain":
-        assert Counter(row[1] for row in found[1]) == Counter({number: 2 for number in range(1, 13)})
+        assert Counter(row[1] for row in found[1]) == Counter(
+            {number: 2 for number in range(1, 13)}
+        )
 
 
-def test_a_resume_takes_the_newest_checkpoint_that_is_there_and_whole_and_not_undone(model, tmp_path, caplog):
+def test_a_resume_takes_the_newest_checkpoint_that_is_there_and_whole_and_not_undone(
+    model, tmp_path, caplog
+):
     run_to(model, tmp_path, 5).posteriors.close()
     out, moved = tmp_path / "out", tmp_path / "moved"
     out.rename(moved)
@@ -391,11 +455,17 @@ def test_a_resume_takes_the_newest_checkpoint_that_is_there_and_whole_and_not_un
     state = out / "checkpoint-4/trainer_state.json"
     whole = state.read_text()
     state.write_text(whole[:100])
-    refused(r"checkpoint .*checkpoint-4 is not whole: trainer_state.json.*use an older one", str(out / "checkpoint-4"))
+    refused(
+        r"checkpoint .*checkpoint-4 is not whole: trainer_state.json.*use an older one",
+        str(out / "checkpoint-4"),
+    )
     resumed(True, 4)  # from checkpoint-2, and without saving: checkpoint-4 is now of another past
     assert "passed over: checkpoint" in caplog.text
     state.write_text(whole)
-    refused(r"checkpoint-4 is of steps that run 'run' has undone; use an older one", str(out / "checkpoint-4"))
+    refused(
+        r"checkpoint-4 is of steps that run 'run' has undone; use an older one",
+        str(out / "checkpoint-4"),
+    )
     resumed(True, 3)
 
 
@@ -403,7 +473,9 @@ def test_a_job_may_be_started_by_the_same_command_again_and_again(model, tmp_pat
     for stop in (1, 3, 6):  # the first one ends before its first checkpoint
         run_to(model, tmp_path, stop, True, resume="auto").posteriors.close()
     assert rows(tmp_path, "SELECT status, last_step FROM dbb_run") == [("finished", 6)]
-    assert Counter(step for step, *_ in history(tmp_path)) == Counter({step: 4 for step in range(1, 7)})
+    assert Counter(step for step, *_ in history(tmp_path)) == Counter(
+        {step: 4 for step in range(1, 7)}
+    )
 
 
 def test_misuse_of_a_resume_is_refused(model, tmp_path):
@@ -411,7 +483,9 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
     with pytest.raises(ValueError, match=r"run 'run' has steps: call train\(resume_"):
         stopped.train()
     stopped.posteriors.close()
-    with pytest.raises(ValueError, match=r"run 'run' was begun with Discounted.*not PointEstimator"):
+    with pytest.raises(
+        ValueError, match=r"run 'run' was begun with Discounted.*not PointEstimator"
+    ):
         trainer(model, tmp_path, ours={"resume": True, "estimator": "point"})
     other = trainer(model, tmp_path, ours={"run_name": "other"})
     with pytest.raises(ValueError, match=r"checkpoint-2 belongs to run \w+, not to 'other'"):

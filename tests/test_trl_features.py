@@ -4,23 +4,33 @@ import json
 
 import numpy as np
 import pytest
-from test_trl import ROLLOUTS, GRPOTrainer, Reward, arguments, model, prompts, remember, trainer, watched  # noqa: F401
+from test_trl import (
+    ROLLOUTS,
+    GRPOTrainer,
+    Reward,
+    arguments,
+    prompts,
+    remember,
+    trainer,
+)
 from trainings import check_questions, in_ones_own_loop, rows
 
 from openrlhf_dbb import estimators
 
 
 @pytest.mark.parametrize("estimator", estimators.available())
-def test_every_estimator_gives_what_it_gives_in_ones_own_loop(model, tmp_path, watched, estimator):  # noqa: F811
+def test_every_estimator_gives_what_it_gives_in_ones_own_loop(model, tmp_path, watched, estimator):
     reward = Reward()
     made = trainer(model, tmp_path, reward, max_steps=1, ours={"estimator": estimator})
     made.train()
     [(texts, scores, _)] = reward.calls
-    expected = in_ones_own_loop(tmp_path, estimator, "group_norm", texts, [""] * len(texts), scores, None)
+    expected = in_ones_own_loop(
+        tmp_path, estimator, "group_norm", texts, [""] * len(texts), scores, None
+    )
     np.testing.assert_allclose(watched[0]["ours"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_explain_and_the_page_show_a_step(model, tmp_path, watched, capsys):  # noqa: F811
+def test_explain_and_the_page_show_a_step(model, tmp_path, watched, capsys):
     reward = Reward(missing=False)
     data = prompts(4)
     made = trainer(model, tmp_path, reward, data=data, max_steps=1, ours={"label_column": "answer"})
@@ -29,27 +39,37 @@ def test_explain_and_the_page_show_a_step(model, tmp_path, watched, capsys):  # 
     check_questions(tmp_path, capsys, "run", texts[0], watched[0]["ours"][:ROLLOUTS])
 
 
-def test_remember_thins_nothing(model, tmp_path):  # noqa: F811
+def test_remember_thins_nothing(model, tmp_path):
     made = GRPOTrainer(model, [Reward()], arguments(tmp_path), prompts())
-    with pytest.raises(ValueError, match=r"thin = 0\.5 changes a training, and remembering changes none"):
+    with pytest.raises(
+        ValueError, match=r"thin = 0\.5 changes a training, and remembering changes none"
+    ):
         remember(made, store=f"sqlite:///{tmp_path}/openrlhf_dbb.db", run_name="run", thin=0.5)
 
 
-def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(model, tmp_path, watched):  # noqa: F811
+def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(
+    model, tmp_path, watched
+):
     reward = Reward(missing=False)
     ours = {"label_column": "answer", "thin": 2.0, "keep_rollouts": None}
     made = trainer(model, tmp_path, reward, data=prompts(4), max_steps=1, ours=ours)
     made.train()
     assert set(np.abs(watched[0]["ours"])) == {0.0, 2.0}
     [(texts, scores, columns)] = reward.calls
-    expected = in_ones_own_loop(tmp_path, "dbb", "group_norm", texts, columns["answer"], scores, None)
+    expected = in_ones_own_loop(
+        tmp_path, "dbb", "group_norm", texts, columns["answer"], scores, None
+    )
     kept = rows(tmp_path, "SELECT advantage FROM rollouts")
     assert sorted(value for (value,) in kept) == pytest.approx(sorted(expected))
 
 
-def test_known_pass_rates_and_sources_are_columns_of_the_data_set(model, tmp_path):  # noqa: F811
+def test_known_pass_rates_and_sources_are_columns_of_the_data_set(model, tmp_path):
     """Prompts begin with 3 of 4 right; the first and the third are of one source."""
-    data = prompts(4).add_column("rate", [0.75] * 4).add_column("origin", ["sums", "other", "sums", "other"])
+    data = (
+        prompts(4)
+        .add_column("rate", [0.75] * 4)
+        .add_column("origin", ["sums", "other", "sums", "other"])
+    )
     ours = {
         "label_column": "answer",
         "parameters": {"prior_alpha": 1.0, "prior_beta": 1.0, "discount": 1.0},

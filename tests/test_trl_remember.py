@@ -85,7 +85,9 @@ def trainer(model, folder, reward=correct, *, data=DATA, cls=GRPOTrainer, **chan
 def numbers(made):
     """What a training has made: its losses and rewards, the weights, and the state of each random generator."""
     kept = ("loss", "reward", "grad_norm", "eval_loss", "eval_reward", "completions/mean_length")
-    logged = [{name: entry[name] for name in kept if name in entry} for entry in made.state.log_history]
+    logged = [
+        {name: entry[name] for name in kept if name in entry} for entry in made.state.log_history
+    ]
     weights = torch.cat([values.flatten() for values in made.model.parameters()])
     state = torch.get_rng_state(), random.getstate(), np.random.get_state()
     return repr((logged, made._logs["advantages"])), weights, state
@@ -118,7 +120,10 @@ def warnings(caplog):
     caplog.set_level(logging.INFO)
 
     def lines():
-        names = [f"openrlhf_dbb.integrations.{name}" for name in ("trl", "trl_memory", "trl_passive", "shared")]
+        names = [
+            f"openrlhf_dbb.integrations.{name}"
+            for name in ("trl", "trl_memory", "trl_passive", "shared")
+        ]
         return [record.getMessage() for record in caplog.records if record.name in names]
 
     return lines
@@ -129,7 +134,9 @@ def store_of(folder):
 
 
 def remembered(made, folder, **ours):
-    remember(made, **{"store": store_of(folder), "run_name": "run", "label_column": "answer"} | ours)
+    remember(
+        made, **{"store": store_of(folder), "run_name": "run", "label_column": "answer"} | ours
+    )
     return made
 
 
@@ -202,7 +209,9 @@ def fails(name, error):
     ],
     ids=["removed", "full", "metrics", "fault", "checkpoint", "evaluation", "finish"],
 )
-def test_a_store_that_fails_ends_the_memory_alone(model, tmp_path, alone, warnings, monkeypatch, what, last):
+def test_a_store_that_fails_ends_the_memory_alone(
+    model, tmp_path, alone, warnings, monkeypatch, what, last
+):
     """It fails from the second batch on."""
 
     def break_it(completions):
@@ -223,8 +232,12 @@ def test_a_store_that_fails_ends_the_memory_alone(model, tmp_path, alone, warnin
         assert again.posteriors.step == last
 
 
-@pytest.mark.parametrize("name", ["_key", "_score", "_is_cut", "sample", "save", "record_held_out", "follow"])
-def test_no_fault_of_the_memory_reaches_the_training(model, tmp_path, alone, warnings, monkeypatch, name):
+@pytest.mark.parametrize(
+    "name", ["_key", "_score", "_is_cut", "sample", "save", "record_held_out", "follow"]
+)
+def test_no_fault_of_the_memory_reaches_the_training(
+    model, tmp_path, alone, warnings, monkeypatch, name
+):
     made = remembered(trainer(model, tmp_path), tmp_path)
 
     def broken(*_, **__):
@@ -293,7 +306,9 @@ def test_a_subclass_trains_as_it_does_alone(model, tmp_path, alone, warnings, cl
 def test_an_infinite_reward_ends_the_memory_alone(model, tmp_path, warnings):
     class Infinite(GRPOTrainer):
         def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-            return float("inf") + super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            return float("inf") + super()._calculate_rewards(
+                inputs, prompts, completions, completion_ids_list
+            )
 
     made = remembered(trainer(model, tmp_path, cls=Infinite, max_steps=1), tmp_path)
     made.train()
@@ -302,7 +317,9 @@ def test_an_infinite_reward_ends_the_memory_alone(model, tmp_path, warnings):
 
 
 @pytest.mark.parametrize(
-    "changed", [{"max_grad_norm": float("inf")}, {"epsilon_high": float("nan")}], ids=["infinite", "nan"]
+    "changed",
+    [{"max_grad_norm": float("inf")}, {"epsilon_high": float("nan")}],
+    ids=["infinite", "nan"],
 )
 def test_a_configuration_that_json_does_not_have_is_remembered(model, tmp_path, changed):
     made = remembered(trainer(model, tmp_path, max_steps=1, **changed), tmp_path)
@@ -346,7 +363,9 @@ def test_a_prompt_with_two_labels_is_remembered_once_a_label(model, tmp_path, wa
 
 def test_rows_of_one_prompt_that_differ_are_named(model, tmp_path, warnings):
     columns = {"prompt": TEXTS[:2] * 2, "answer": ["0", "2", "0", "9"], "level": [1, 2, 1, 2]}
-    made = remembered(trainer(model, tmp_path, data=Dataset.from_dict(columns)), tmp_path, label_column=None)
+    made = remembered(
+        trainer(model, tmp_path, data=Dataset.from_dict(columns)), tmp_path, label_column=None
+    )
     [said] = warnings()
     assert "they differ in answer;" in said and "label_column=" in said
     assert len(made.posteriors.prompt_ids) == 2
@@ -359,14 +378,20 @@ def test_several_rewards_are_remembered_as_real_ones(model, tmp_path, warnings):
     made.train()
     [(parameters,)] = rows(tmp_path, "SELECT parameters FROM dbb_run")
     assert '"memory": "gaussian"' in parameters
-    again = remembered(trainer(model, tmp_path, [correct, short]), tmp_path, run_name="other", verifier="correct")
+    again = remembered(
+        trainer(model, tmp_path, [correct, short]), tmp_path, run_name="other", verifier="correct"
+    )
     assert again.posteriors.estimator.memory == "auto"
 
 
 @pytest.mark.parametrize("call", [1, 3])
 def test_a_reward_that_is_neither_0_nor_1(model, tmp_path, warnings, call):
     """In the first step the memory becomes one of real rewards; later it ends. No number changes."""
-    changed = {"eval_on_start": call == 1, "eval_strategy": "no"} if call == 3 else {"eval_strategy": "no"}
+    changed = (
+        {"eval_on_start": call == 1, "eval_strategy": "no"}
+        if call == 3
+        else {"eval_strategy": "no"}
+    )
 
     def half(completions):
         return [0.5, *correct(completions)[1:]]
@@ -375,12 +400,20 @@ def test_a_reward_that_is_neither_0_nor_1(model, tmp_path, warnings, call):
     made.train()
     [said] = warnings()
     assert "0.5" in said
-    [(parameters, status, last_step)] = rows(tmp_path, "SELECT parameters, status, last_step FROM dbb_run")
+    [(parameters, status, last_step)] = rows(
+        tmp_path, "SELECT parameters, status, last_step FROM dbb_run"
+    )
     if call == 1:
         assert said.startswith("the memory is of real rewards, since ")
-        assert ('"memory": "gaussian"' in parameters, status, last_step) == (True, "finished", STEPS)
+        assert ('"memory": "gaussian"' in parameters, status, last_step) == (
+            True,
+            "finished",
+            STEPS,
+        )
         again = trainer(model, tmp_path, short, max_steps=1)
-        remembered(again, tmp_path, run_name="y", warm_start="run", parameters={"memory": "gaussian"}).train()
+        remembered(
+            again, tmp_path, run_name="y", warm_start="run", parameters={"memory": "gaussian"}
+        ).train()
     else:
         assert said.startswith("remembering has ended: ")
         assert ('"memory": "gaussian"' in parameters, status, last_step) == (False, "stale", 2)
@@ -392,14 +425,18 @@ def test_a_verifier_with_other_scores_is_remembered_by_these(model, tmp_path):
     def graded(completions, **_):
         return [0.25 * (place % 4) for place in range(len(completions))]
 
-    made = remembered(trainer(model, tmp_path, [graded, short], max_steps=1), tmp_path, verifier="graded")
+    made = remembered(
+        trainer(model, tmp_path, [graded, short], max_steps=1), tmp_path, verifier="graded"
+    )
     made.train()
     means = [mean for (mean,) in rows(tmp_path, "SELECT mean FROM dbb_history ORDER BY mean")]
     assert means == pytest.approx([0.125, 0.625])  # of 0 and 0.25, and of 0.5 and 0.75
 
 
 def test_a_memory_that_was_chosen_is_not_replaced(model, tmp_path, warnings):
-    made = remembered(trainer(model, tmp_path, short, max_steps=1), tmp_path, parameters={"memory": "dbb"})
+    made = remembered(
+        trainer(model, tmp_path, short, max_steps=1), tmp_path, parameters={"memory": "dbb"}
+    )
     made.train()
     [said] = warnings()
     assert said.startswith("remembering has ended: ")
@@ -441,7 +478,12 @@ def test_a_second_launch_is_another_run(model, tmp_path, warnings):
     assert [name for name, *_ in runs(tmp_path)] == ["run", "run-2", "run-3"]
     with pytest.raises(storage.StoreError, match=r"run named 'run' .*run_name=, or resume='auto'"):
         PosteriorGRPOTrainer(
-            model, correct, arguments(tmp_path, eval_strategy="no"), DATA, store=store_of(tmp_path), run_name="run"
+            model,
+            correct,
+            arguments(tmp_path, eval_strategy="no"),
+            DATA,
+            store=store_of(tmp_path),
+            run_name="run",
         )
 
 
@@ -462,12 +504,17 @@ def test_a_run_goes_on_from_its_checkpoint_with_trl_s_numbers(model, tmp_path, w
     assert warnings() == []
 
 
-def test_a_checkpoint_of_another_run_is_followed_by_a_run_that_begins_there(model, tmp_path, warnings):
+def test_a_checkpoint_of_another_run_is_followed_by_a_run_that_begins_there(
+    model, tmp_path, warnings
+):
     stopped(model, tmp_path, 3)
     made = remembered(trainer(model, tmp_path, save_only_model=False), tmp_path, run_name="new")
     made.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
     [said] = warnings()
-    assert said.startswith("run 'new' begins without what was before: checkpoint ") and "'run'" not in said
+    assert (
+        said.startswith("run 'new' begins without what was before: checkpoint ")
+        and "'run'" not in said
+    )
     assert runs(tmp_path)[1] == ("new", "finished", 2)
 
 
@@ -478,16 +525,25 @@ def test_with_resume_auto_a_finished_run_is_followed_by_another(model, tmp_path,
     assert any("run 'run' is not continued: " in line for line in warnings())
 
 
-def test_other_data_than_the_run_s_are_a_warning_and_refused_by_the_trainer_that_uses_them(model, tmp_path, warnings):
+def test_other_data_than_the_run_s_are_a_warning_and_refused_by_the_trainer_that_uses_them(
+    model, tmp_path, warnings
+):
     stopped(model, tmp_path, 3)
     shuffled = DATA.select([3, 1, 2, 0, 4, 5])
     made = remembered(trainer(model, tmp_path, data=shuffled), tmp_path, resume=True)
     [said] = warnings()
     assert "run 'run' was begun with other prompts" in said
     made.posteriors.close()
-    ours = {"store": store_of(tmp_path), "run_name": "run", "label_column": "answer", "estimator": "point"}
+    ours = {
+        "store": store_of(tmp_path),
+        "run_name": "run",
+        "label_column": "answer",
+        "estimator": "point",
+    }
     with pytest.raises(ValueError, match="run 'run' was begun with other prompts"):
-        PosteriorGRPOTrainer(model, correct, arguments(tmp_path, eval_strategy="no"), shuffled, resume=True, **ours)
+        PosteriorGRPOTrainer(
+            model, correct, arguments(tmp_path, eval_strategy="no"), shuffled, resume=True, **ours
+        )
 
 
 @pytest.mark.parametrize(
@@ -495,14 +551,20 @@ def test_other_data_than_the_run_s_are_a_warning_and_refused_by_the_trainer_that
     [
         ({"verifier": "corect"}, "verifier 'corect' is none of correct, did you mean correct"),
         ({"verifer": "correct"}, "no setting 'verifer', did you mean verifier"),
-        ({"label_column": "anser"}, "label_column='anser' is none of prompt, answer, did you mean answer"),
+        (
+            {"label_column": "anser"},
+            "label_column='anser' is none of prompt, answer, did you mean answer",
+        ),
         ({"estimator": "pont"}, "pont"),
         ({"parameters": {"memory": "x"}}, "memory"),
         ({"parameters": ["memory"]}, r"parameters = \['memory'\] is no dictionary"),
         ({"strategy": "posterior", "estimator": "dbb"}, "use PosteriorGRPOTrainer"),
         ({"replay": {"samples": 2}}, "replay = .* changes a training"),
         ({"form": "grpo"}, "grpo"),
-        ({"form": "rloo"}, "form = 'rloo' changes a training, and remember changes none; use PosteriorGRPO"),
+        (
+            {"form": "rloo"},
+            "form = 'rloo' changes a training, and remember changes none; use PosteriorGRPO",
+        ),
         ({"keep_rollouts": -1}, "keep_rollouts is -1; give a whole number"),
         ({"keep_rollouts": 1.5}, "keep_rollouts is 1.5"),
         ({"warm_start_weight": 2}, r"warm_start_weight = 2 is not in \(0, 1\]"),
@@ -527,9 +589,14 @@ def test_a_wrong_call_is_refused_where_it_is_made(model, tmp_path, ours, message
 
 
 def test_a_name_of_two_functions_is_refused(model, tmp_path):
-    functions = [lambda completions, **_: [0.0] * len(completions), lambda completions, **_: [1.0] * len(completions)]
+    functions = [
+        lambda completions, **_: [0.0] * len(completions),
+        lambda completions, **_: [1.0] * len(completions),
+    ]
     made = trainer(model, tmp_path, functions)
-    with pytest.raises(ValueError, match=r"'<lambda>' is the name of 2 reward functions; .*__name__ ="):
+    with pytest.raises(
+        ValueError, match=r"'<lambda>' is the name of 2 reward functions; .*__name__ ="
+    ):
         remembered(made, tmp_path, verifier="<lambda>")
 
 
@@ -554,8 +621,12 @@ def test_two_labels_of_one_prompt_are_refused_unless_images_differ(model, tmp_pa
     columns = {"prompt": TEXTS[:1] * 4, "answer": ["0", "2", "4", "6"]}
     ours = {"store": store_of(tmp_path), "label_column": "answer", "estimator": "point"}
     asked = arguments(tmp_path, eval_strategy="no")
-    with pytest.raises(ValueError, match="row 2: its label is '2', but the same prompt in row 1 has '0'"):
-        PosteriorGRPOTrainer(model, correct, asked, Dataset.from_dict(columns), run_name="text", **ours)
+    with pytest.raises(
+        ValueError, match="row 2: its label is '2', but the same prompt in row 1 has '0'"
+    ):
+        PosteriorGRPOTrainer(
+            model, correct, asked, Dataset.from_dict(columns), run_name="text", **ours
+        )
     seen = Dataset.from_dict(columns | {"image": [None] * 4})
     made = PosteriorGRPOTrainer(model, correct, asked, seen, run_name="images", **ours)
     assert len(made.posteriors.prompt_ids) == 4

@@ -73,7 +73,9 @@ class Watched(PosteriorGRPOTrainer):
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         with torch.no_grad():
-            return self._get_per_token_logps_and_entropies(self.model, ids, mask, output["completion_ids"].shape[1])[0]
+            return self._get_per_token_logps_and_entropies(
+                self.model, ids, mask, output["completion_ids"].shape[1]
+            )[0]
 
 
 def trainer(model, folder, strategy, *, kinds=KINDS, ours=None, **changed):
@@ -90,7 +92,8 @@ def trainer(model, folder, strategy, *, kinds=KINDS, ours=None, **changed):
         args=PosteriorGRPOConfig(**values),
         train_dataset=Dataset.from_dict({"prompt": TEXTS[: len(kinds)], "kind": kinds}),
         strategy=strategy,
-        **{"store": f"sqlite:///{folder}/openrlhf_dbb.db", "run_name": "run", "estimator": "point"} | (ours or {}),
+        **{"store": f"sqlite:///{folder}/openrlhf_dbb.db", "run_name": "run", "estimator": "point"}
+        | (ours or {}),
     )
     made.batches = []
     made.own_log_probs = []
@@ -134,7 +137,8 @@ def steps_of(made):
 def test_all_groups_that_were_generated_are_observed(judged):
     made, folder = judged
     observed = rows(
-        folder, "SELECT step, prompt, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)"
+        folder,
+        "SELECT step, prompt, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)",
     )
     usage = rows(folder, "SELECT step, generated, trained FROM steps ORDER BY step")
     for step, (triples, _) in enumerate(steps_of(made), start=1):
@@ -166,11 +170,15 @@ def test_all_rollouts_of_a_prompt_in_a_step_are_one_group_also_those_that_were_f
         expected = []
         for prompt, completion in texts(made, output):
             group = [reward for other, _, reward in triples if other == prompt]
-            expected.append((reward_of[prompt, completion] - np.mean(group)) / np.std(group, ddof=1))
+            expected.append(
+                (reward_of[prompt, completion] - np.mean(group)) / np.std(group, ddof=1)
+            )
         np.testing.assert_allclose(output["advantages"].numpy(), expected, rtol=1e-5)
 
 
-def test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_differ(model, tmp_path):
+def test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_differ(
+    model, tmp_path
+):
     made = trainer(model, tmp_path, "two_stage", logging_strategy="steps", logging_steps=1)
     made.train()
     passed = []
@@ -189,7 +197,10 @@ def test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_dif
             assert place == len(differs)
         assert groups[True] == GROUPS
         passed.append(GROUPS / groups.total())
-    stored = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
+    stored = [
+        json.loads(metrics)
+        for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")
+    ]
     assert min(passed) < 1
     assert [found["two_stage/passed"] for found in stored] == pytest.approx(passed)
 
@@ -204,7 +215,9 @@ def test_old_log_probs_and_the_table_fit_the_rows_of_several_generations(model, 
     assert len(made.batches) == 2
     for (_, output), own in zip(made.batches, made.own_log_probs, strict=True):
         mask = output["completion_mask"].bool()
-        torch.testing.assert_close(output["old_per_token_logps"][mask], own[mask], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            output["old_per_token_logps"][mask], own[mask], rtol=1e-3, atol=1e-4
+        )
     logged = [entry for entry in made.state.log_history if "loss" in entry]
     assert all(np.isfinite(entry["loss"]) and np.isfinite(entry["kl"]) for entry in logged)
     for calls, entry in zip(generated(made), logged, strict=True):
@@ -311,7 +324,10 @@ def run_to(model, folder, step, resume_from=None, *, strategy, **ours):
     made.add_callback(StopAt(step))
     made.train(resume_from_checkpoint=resume_from)
     made.posteriors.close()
-    return rows(folder, "SELECT step, prompt_id, rollouts, successes, inclusion FROM posterior_history ORDER BY 1, 2")
+    return rows(
+        folder,
+        "SELECT step, prompt_id, rollouts, successes, inclusion FROM posterior_history ORDER BY 1, 2",
+    )
 
 
 DRAWN = {"estimator": "dbb", "strategy_parameters": {"draw": "posterior"}}
@@ -342,23 +358,47 @@ def test_a_checkpoint_of_an_earlier_release_goes_on(model, tmp_path):
     saved |= {"strategy": draws["sampling"], "left": len(TEXTS) - draws["place"]["place"]}
     (folder / "posteriors.json").write_text(json.dumps(saved))
     (folder / "draws.json").unlink()
-    resumed = run_to(model, tmp_path / "cut", 4, True, strategy="posterior", estimator="dbb", resume=True)
+    resumed = run_to(
+        model, tmp_path / "cut", 4, True, strategy="posterior", estimator="dbb", resume=True
+    )
     assert resumed == whole
 
 
 def test_a_strategy_that_keeps_no_group_is_given_up_in_one_line(model, tmp_path):
     made = trainer(model, tmp_path, "dynamic", kinds=[EASY, HARD], max_completion_length=1)
-    with pytest.raises(RunError, match=r"'dynamic' has kept no group in 21 passes over the data; use"):
+    with pytest.raises(
+        RunError, match=r"'dynamic' has kept no group in 21 passes over the data; use"
+    ):
         made.train()
 
 
 @pytest.mark.parametrize(
     ("strategy", "ours", "changed", "message"),
     [
-        ("two_stage", {}, {"num_generations": 2}, "two_stage.* with num_generations=2: .* give 3 or more"),
-        ("plain", {"max_rollouts": 60}, {}, "'plain' generates as many rollouts in each step; leave out max_roll"),
-        ("dynamic", {"max_rollouts": 7}, {}, "max_rollouts = 7 is less than one step of 8 rollouts; give more"),
-        ("dynamic", {}, {"shuffle_dataset": False}, "'dynamic' shuffles the data; leave out shuffle_dataset=False"),
+        (
+            "two_stage",
+            {},
+            {"num_generations": 2},
+            "two_stage.* with num_generations=2: .* give 3 or more",
+        ),
+        (
+            "plain",
+            {"max_rollouts": 60},
+            {},
+            "'plain' generates as many rollouts in each step; leave out max_roll",
+        ),
+        (
+            "dynamic",
+            {"max_rollouts": 7},
+            {},
+            "max_rollouts = 7 is less than one step of 8 rollouts; give more",
+        ),
+        (
+            "dynamic",
+            {},
+            {"shuffle_dataset": False},
+            "'dynamic' shuffles the data; leave out shuffle_dataset=False",
+        ),
     ],
 )
 def test_what_does_not_fit_a_strategy_is_refused(model, tmp_path, strategy, ours, changed, message):
@@ -388,7 +428,10 @@ OWN = GROUPS * ROLLOUTS  # rows of a batch that are not replayed
 def test_a_prompt_s_rows_are_replayed_from_its_second_visit_on(replayed):
     made, folder = replayed
     assert [len(output["advantages"]) for _, output in made.batches] == [8, 8, 12, 12]
-    stored = [json.loads(metrics) for (metrics,) in rows(folder, "SELECT metrics FROM steps ORDER BY step")]
+    stored = [
+        json.loads(metrics)
+        for (metrics,) in rows(folder, "SELECT metrics FROM steps ORDER BY step")
+    ]
     assert [metrics["replay/cached"] for metrics in stored] == [8, 16, 16, 16]
     assert rows(folder, "SELECT sum(rollouts) FROM posterior_history") == [(4 * OWN,)]
     for _, output in made.batches:
@@ -411,13 +454,18 @@ def test_replayed_rows_are_the_best_of_a_prompts_last_rollouts_with_their_own_lo
             expected += best_two(last.get(prompt, []))
             last[prompt] = []
         mask = output["completion_mask"].bool()
-        log_probs = [values[of_row] for values, of_row in zip(output["old_per_token_logps"], mask, strict=True)]
+        log_probs = [
+            values[of_row]
+            for values, of_row in zip(output["old_per_token_logps"], mask, strict=True)
+        ]
         assert pairs[OWN:] == [(prompt, text) for prompt, text, _, _ in expected]
         for values, (*_, theirs) in zip(log_probs[OWN:], expected, strict=True):
             torch.testing.assert_close(values, theirs, rtol=0, atol=0)
         rewards = [reward for _, _, reward, _ in expected]
         advantages = output["advantages"][OWN:].tolist()
-        for place in range(0, len(rewards), 2):  # two rollouts a prompt: both the same, or one right
+        for place in range(
+            0, len(rewards), 2
+        ):  # two rollouts a prompt: both the same, or one right
             half = 0.5**0.5 * (rewards[place] - rewards[place + 1])
             assert advantages[place : place + 2] == pytest.approx([half, -half], abs=1e-5)
         for rollout, values in zip(call, log_probs[:OWN], strict=True):
@@ -465,18 +513,32 @@ def test_a_resume_without_replay_is_refused_where_the_run_had_it(model, tmp_path
     made.train()
     made.posteriors.close()
     other = trainer(model, tmp_path, "plain", kinds=KINDS[:4], ours={"resume": True}, max_steps=4)
-    with pytest.raises(ValueError, match="checkpoint-2 is of a run with replay; go on with its replay="):
+    with pytest.raises(
+        ValueError, match="checkpoint-2 is of a run with replay; go on with its replay="
+    ):
         other.train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize(
     ("ours", "changed", "message"),
     [
-        ({"replay": {"sample": 2}}, {}, r"replay = \{'sample': 2\}; give a dictionary of samples, cache"),
+        (
+            {"replay": {"sample": 2}},
+            {},
+            r"replay = \{'sample': 2\}; give a dictionary of samples, cache",
+        ),
         ({"replay": 2}, {}, "replay = 2; give a dictionary"),
         ({"replay": {"samples": 17}}, {}, "replay.samples = 17 is more than the 16 rollouts"),
-        ({"replay": {"samples": 2}, "form": "reinforce_baseline"}, {}, "replay does not go with advantage form rein"),
-        ({"replay": {"samples": 2}}, {"beta": 0.1}, "replay keeps no log-probs of the reference .* beta=0, not 0.1"),
+        (
+            {"replay": {"samples": 2}, "form": "reinforce_baseline"},
+            {},
+            "replay does not go with advantage form rein",
+        ),
+        (
+            {"replay": {"samples": 2}},
+            {"beta": 0.1},
+            "replay keeps no log-probs of the reference .* beta=0, not 0.1",
+        ),
     ],
 )
 def test_what_does_not_fit_replay_is_refused(model, tmp_path, ours, changed, message):

@@ -52,11 +52,18 @@ def killed(tmp_path_factory):
     return folder
 
 
-def test_after_kills_every_step_is_there_once_and_each_posterior_follows_from_the_one_before(killed):
+def test_after_kills_every_step_is_there_once_and_each_posterior_follows_from_the_one_before(
+    killed,
+):
     with open_store(f"{killed}/trl_grpo.db", create=False) as store:
         assert check(store) == []
-    assert query(killed, "SELECT name, status, last_step FROM dbb_run") == [("trl", "finished", STEPS)]
-    groups = query(killed, "SELECT step, rollouts, count(*) FROM dbb_history GROUP BY step, rollouts ORDER BY step")
+    assert query(killed, "SELECT name, status, last_step FROM dbb_run") == [
+        ("trl", "finished", STEPS)
+    ]
+    groups = query(
+        killed,
+        "SELECT step, rollouts, count(*) FROM dbb_history GROUP BY step, rollouts ORDER BY step",
+    )
     assert groups == [(step, ROLLOUTS, PROMPTS) for step in range(1, STEPS + 1)]
     assert query(killed, "SELECT count(*) FROM dbb_event WHERE kind = 'claim'") == [(1,)]
 
@@ -136,7 +143,10 @@ def two_ranks(program, *arguments):
         port = str(free.getsockname()[1])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     commands = [[sys.executable, "-c", program, rank, port, *arguments] for rank in "01"]
-    ranks = [subprocess.Popen(each, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) for each in commands]
+    ranks = [
+        subprocess.Popen(each, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+        for each in commands
+    ]
     try:
         outputs = [rank.communicate(timeout=300) for rank in ranks]
     finally:
@@ -181,8 +191,12 @@ def test_two_ranks_share_one_run_and_its_posteriors(two_trained):
             posterior[prompt] = (alpha, beta)
             residuals[places] -= alpha / (alpha + beta)
         # over both ranks
-        np.testing.assert_allclose(one["ours"] + other["ours"], residuals - residuals.mean(), atol=1e-6)
-    after = stored("SELECT prompt, alpha, beta FROM posteriors JOIN prompts USING (prompt_id) WHERE run_id = 1")
+        np.testing.assert_allclose(
+            one["ours"] + other["ours"], residuals - residuals.mean(), atol=1e-6
+        )
+    after = stored(
+        "SELECT prompt, alpha, beta FROM posteriors JOIN prompts USING (prompt_id) WHERE run_id = 1"
+    )
     assert {prompt: (alpha, beta) for prompt, alpha, beta in after} == posterior
     assert first["weights"] == second["weights"]
 
@@ -201,7 +215,9 @@ def test_two_ranks_resume_with_the_draws_of_the_unbroken_run(two_trained):
     whole = stored(sql.format(2))
     resumed = stored(sql.format(3))
     assert resumed == whole
-    assert Counter((step, rollouts) for step, _, rollouts, *_ in resumed) == {(step, 4): 3 for step in (1, 2, 3, 4)}
+    assert Counter((step, rollouts) for step, _, rollouts, *_ in resumed) == {
+        (step, 4): 3 for step in (1, 2, 3, 4)
+    }
     claims = stored("SELECT count(*) FROM dbb_event WHERE kind IN ('claim', 'take_over')")
     assert claims == [(1,)]  # the resume
 
@@ -281,7 +297,9 @@ def test_on_two_ranks_a_memory_that_fails_on_one_ends_on_both_and_the_training_g
     build_tokenizer().save_pretrained(tmp_path / "model")
     first, second = two_ranks(REMEMBERING, str(tmp_path), str(tmp_path / "model"))
     assert first == second and len(set(first.values())) == 1
-    stored = rows(tmp_path, "SELECT name, status, last_step FROM dbb_run ORDER BY run_id", "runs.db")
+    stored = rows(
+        tmp_path, "SELECT name, status, last_step FROM dbb_run ORDER BY run_id", "runs.db"
+    )
     assert stored[0] == ("whole", "finished", 4)
     assert {name for name, *_ in stored[1:]} == {"second", "first", "log"}
     assert all(status != "finished" and last_step < 4 for _, status, last_step in stored[1:])
@@ -356,7 +374,9 @@ def test_two_ranks_generate_together_what_a_strategy_asks_for(tmp_path):
     found = functools.partial(rows, tmp_path, database="runs.db")
     stored = found("SELECT step, generated, trained FROM steps ORDER BY step")
     observed = found("SELECT step, sum(rollouts) FROM posterior_history GROUP BY step ORDER BY 1")
-    zeros = found("SELECT rollouts FROM posterior_history JOIN prompts USING (prompt_id) WHERE prompt = '0+0='")
+    zeros = found(
+        "SELECT rollouts FROM posterior_history JOIN prompts USING (prompt_id) WHERE prompt = '0+0='"
+    )
     assert [(step, trained) for step, _, trained in stored] == [(1, 12), (2, 12), (3, 12), (4, 12)]
     assert observed == [(step, generated) for step, generated, _ in stored]
     assert zeros and all(rollouts % 3 == 0 for (rollouts,) in zeros)  # first stages alone

@@ -47,12 +47,18 @@ def imported(tree):
             for alias in node.names:
                 if alias.asname:
                     paths[alias.asname] = alias.name
-    return {name: path.removeprefix("openrlhf.") for name, path in paths.items() if path.startswith("openrlhf.")}
+    return {
+        name: path.removeprefix("openrlhf.")
+        for name, path in paths.items()
+        if path.startswith("openrlhf.")
+    }
 
 
 def test_the_sources_that_the_table_relies_on_are_those_that_it_was_checked_with():
     rows = TABLE.table()
-    assert {row.source: TABLE.digest(row.source) for row in rows} == {row.source: row.digest for row in rows}
+    assert {row.source: TABLE.digest(row.source) for row in rows} == {
+        row.source: row.digest for row in rows
+    }
     assert TABLE.digest("utils.config:no_such_name") == "gone"
 
 
@@ -109,7 +115,10 @@ def private_functions_of_openrlhf():
 def test_the_table_has_every_private_function_of_openrlhf_that_is_read():
     listed = of_table("read", ".")
     private = private_functions_of_openrlhf()
-    own = {path: {getattr(node, "name", None) for node in ast.walk(tree)} for path, tree in TREES.items()}
+    own = {
+        path: {getattr(node, "name", None) for node in ast.walk(tree)}
+        for path, tree in TREES.items()
+    }
     read = set()
     for path, _, node in nodes(ast.Attribute):
         if node.attr in private - own[path]:
@@ -122,8 +131,13 @@ def test_a_resume_logs_no_step_twice_to_tensorboard(tmp_path):
     from openrlhf.utils.logging_utils import TensorboardLogger
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    args = SimpleNamespace(logger=SimpleNamespace(tensorboard_dir=str(tmp_path), wandb=SimpleNamespace(run_name="run")))
-    for done, steps in ((0, [1, 2, 3, 4]), (2, [3, 4, 5])):  # killed after step 4, resumed at step 2
+    args = SimpleNamespace(
+        logger=SimpleNamespace(tensorboard_dir=str(tmp_path), wandb=SimpleNamespace(run_name="run"))
+    )
+    for done, steps in (
+        (0, [1, 2, 3, 4]),
+        (2, [3, 4, 5]),
+    ):  # killed after step 4, resumed at step 2
         logger = TensorboardLogger(args)
         upstream.forget_logged(logger, done)
         for step in steps:
@@ -154,7 +168,9 @@ print(engine(75).power)
 """
 
 
-def test_a_name_becomes_real_when_it_is_used_and_in_the_process_that_it_is_sent_to(tmp_path, monkeypatch):
+def test_a_name_becomes_real_when_it_is_used_and_in_the_process_that_it_is_sent_to(
+    tmp_path, monkeypatch
+):
     (tmp_path / "deferred_heavy").mkdir()
     (tmp_path / "deferred_heavy/parts.py").write_text(HEAVY)
     (tmp_path / "deferred_heavy/__init__.py").write_text("from deferred_heavy.parts import Engine")
@@ -165,7 +181,10 @@ def test_a_name_becomes_real_when_it_is_used_and_in_the_process_that_it_is_sent_
     sent = pickle.dumps([light.package, light.Engine, light.parts, light.Part])
     assert "deferred_heavy" not in sys.modules
     command = [sys.executable, "-c", RECEIVER]
-    assert subprocess.run(command, input=sent, cwd=tmp_path, capture_output=True, check=True).stdout == b"75\n"
+    assert (
+        subprocess.run(command, input=sent, cwd=tmp_path, capture_output=True, check=True).stdout
+        == b"75\n"
+    )
     engine = light.Engine(90)
     assert type(engine) is sys.modules["deferred_heavy.parts"].Engine
     assert (engine.power, light.Part.wheels, light.parts.Engine.wheels) == (90, 4, 4)
@@ -174,9 +193,17 @@ def test_a_name_becomes_real_when_it_is_used_and_in_the_process_that_it_is_sent_
 @pytest.mark.parametrize(
     ("block", "imported", "heavy"),
     [
-        ("upstream.imports_for_driver()", "trainer, openrlhf_dbb.actors.policy_actor", "deepspeed vllm torch._dynamo"),
+        (
+            "upstream.imports_for_driver()",
+            "trainer, openrlhf_dbb.actors.policy_actor",
+            "deepspeed vllm torch._dynamo",
+        ),
         ("worker()", "policy_actor", "datasets scipy torch._inductor.lowering vllm"),
-        ("worker()", "vllm_actor, openrlhf_dbb.platform.cpu_engine", "pandas scipy torch._inductor.lowering"),
+        (
+            "worker()",
+            "vllm_actor, openrlhf_dbb.platform.cpu_engine",
+            "pandas scipy torch._inductor.lowering",
+        ),
     ],
 )
 def test_a_process_imports_its_classes_without_what_it_does_not_use(block, imported, heavy):
@@ -192,5 +219,7 @@ with {block}:
 print([name for name in sys.modules if name.startswith({tuple(heavy.split())})])
 """
     environment = os.environ | cpu.worker_environment() | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert shown.stdout.splitlines()[-1] == "[]"

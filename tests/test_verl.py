@@ -46,7 +46,13 @@ EOS = 14
 def queue(tmp_path_factory):
     """TransferQueue with its own actors, in a Ray of its own."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
+    ray.init(
+        "local",
+        num_cpus=4,
+        include_dashboard=False,
+        object_store_memory=100_000_000,
+        log_to_driver=False,
+    )
     config = compose_config()
     config.transfer_queue.enable = True
     config.transfer_queue.backend.SimpleStorage.num_data_storage_units = 1
@@ -141,9 +147,18 @@ def batch_of(
                 field["ref_log_prob"] = torch.full((length,), -1.0)
                 keys.append(f"{uid}_{session}_{index}")
                 fields.append(field)
-                tags.append({"status": "success", "prompt_len": 4, "response_len": length, "seq_len": 4 + length})
+                tags.append(
+                    {
+                        "status": "success",
+                        "prompt_len": 4,
+                        "response_len": length,
+                        "seq_len": 4 + length,
+                    }
+                )
             rollout += 1
-    return tq.kv_batch_put(keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict(fields), tags=tags)
+    return tq.kv_batch_put(
+        keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict(fields), tags=tags
+    )
 
 
 def firsts(batch):
@@ -172,7 +187,11 @@ MIXED = [(TEXTS[0], LABELS[0], [1.0, 0.0, 0.0, 1.0]), (TEXTS[1], LABELS[1], [0.0
 
 @pytest.mark.parametrize("normalized", [True, False])
 def test_point_gives_verls_own_grpo(queue, tmp_path, normalized):
-    batch, metrics, override = batch_of(MIXED), {}, f"algorithm.norm_adv_by_std_in_grpo={normalized}"
+    batch, metrics, override = (
+        batch_of(MIXED),
+        {},
+        f"algorithm.norm_adv_by_std_in_grpo={normalized}",
+    )
     theirs = verls_own(batch, override)
     ours = advantages_of(trainer(posterior_config(tmp_path, override)), batch, metrics)
     if normalized:  # verl divides by std + EPSILON, we by std
@@ -183,10 +202,14 @@ def test_point_gives_verls_own_grpo(queue, tmp_path, normalized):
 
 
 def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
-    config = posterior_config(tmp_path, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb")
+    config = posterior_config(
+        tmp_path, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb"
+    )
     ours = trainer(config)
     with ours.posteriors:
-        first = firsts(ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0, 1.0, 1.0])]), {}))
+        first = firsts(
+            ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0, 1.0, 1.0])]), {})
+        )
         second = firsts(ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [0.0, 1.0])]), {}))
     # alpha, beta = 0.5 + 4, 0.5: (1 - 0.9) / sqrt(0.09); then 2.25 + 1, 0.25 + 1
     assert first == pytest.approx([1 / 3] * 4, rel=1e-6)
@@ -195,7 +218,10 @@ def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
     assert second == pytest.approx([-mean / deviation, (1 - mean) / deviation], rel=1e-6)
     sql = """SELECT step, prompt, label, rollouts, successes, alpha, beta
              FROM posterior_history JOIN prompts USING (prompt_id)"""
-    assert query(tmp_path, sql) == [(1, "1+1=", "2", 4, 4.0, 4.5, 0.5), (2, "1+1=", "2", 2, 1.0, 3.25, 1.25)]
+    assert query(tmp_path, sql) == [
+        (1, "1+1=", "2", 4, 4.0, 4.5, 0.5),
+        (2, "1+1=", "2", 2, 1.0, 3.25, 1.25),
+    ]
     written = "SELECT step, sample, score, length, text FROM rollouts ORDER BY step, sample"
     assert query(tmp_path, written) == [
         (1, 0, 1.0, 3, "000"), (1, 1, 1.0, 5, "11111"), (1, 2, 1.0, 2, "22"), (1, 3, 1.0, 4, "3333"),
@@ -207,7 +233,9 @@ def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
 
 
 @pytest.mark.parametrize(("estimator", "form"), EACH)
-def test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop(queue, tmp_path, estimator, form):
+def test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop(
+    queue, tmp_path, estimator, form
+):
     prompts = [text for text, _, rewards in MIXED for _ in rewards]
     labels = [label for _, label, rewards in MIXED for _ in rewards]
     rewards_R = [reward for _, _, rewards in MIXED for reward in rewards]
@@ -224,7 +252,9 @@ def test_explain_and_the_page_show_a_step(queue, tmp_path, capsys):
 
 
 def test_a_warm_start_begins_with_another_run_s_posteriors(queue, tmp_path):
-    config = posterior_config(tmp_path, "+algorithm.posterior.parameters.discount=1", estimator="dbb")
+    config = posterior_config(
+        tmp_path, "+algorithm.posterior.parameters.discount=1", estimator="dbb"
+    )
     advantages_of(trainer(config), batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0, 1.0, 0.0])]))
     config.trainer.experiment_name = "later"
     OmegaConf.update(config, "algorithm.posterior.warm_start", "demo", force_add=True)
@@ -232,7 +262,9 @@ def test_a_warm_start_begins_with_another_run_s_posteriors(queue, tmp_path):
     assert later.posteriors.warm_start.matched == 1
     advantages_of(later, batch_of([(TEXTS[0], LABELS[0], [0.0, 0.0])]))
     # 1 + 3 and 1 + 1 of the first run, and two failures more
-    assert query(tmp_path, "SELECT alpha, beta FROM posterior_history WHERE run_id = 2") == [(4.0, 4.0)]
+    assert query(tmp_path, "SELECT alpha, beta FROM posterior_history WHERE run_id = 2") == [
+        (4.0, 4.0)
+    ]
 
 
 def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(queue, tmp_path):
@@ -242,29 +274,46 @@ def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(queu
     again = tmp_path / "again"
     again.mkdir()
     expected = advantages_of(trainer(posterior_config(again, estimator="dbb")), batch_of(MIXED))
-    kept = query(tmp_path, "SELECT advantage FROM rollouts JOIN prompts USING (prompt_id) ORDER BY prompt, sample")
+    kept = query(
+        tmp_path,
+        "SELECT advantage FROM rollouts JOIN prompts USING (prompt_id) ORDER BY prompt, sample",
+    )
     assert [value for (value,) in kept] == pytest.approx(expected, abs=1e-6)
 
 
-DRAWS = ["+algorithm.posterior.strategy=posterior", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=4"]
+DRAWS = [
+    "+algorithm.posterior.strategy=posterior",
+    "data.train_batch_size=2",
+    "actor_rollout_ref.rollout.n=4",
+]
 
 
 def test_the_strategy_draws_what_verl_generates_for(queue, tmp_path):
     """Two of three prompts a step: the first two, evenly drawn, and then two by what they have shown."""
-    ours = trainer(posterior_config(tmp_path, *DRAWS, "+algorithm.posterior.form=dr_grpo", estimator="dbb"))
+    ours = trainer(
+        posterior_config(tmp_path, *DRAWS, "+algorithm.posterior.form=dr_grpo", estimator="dbb")
+    )
     with ours.posteriors:
         for rewards in ([1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 0.0, 0.0]):
             asked = ours._next_train_batch()  # verl's, by which a step begins
             drawn = [(shown[0]["content"], rewarding["ground_truth"]) for shown, rewarding in
                      zip(asked["raw_prompt"], asked["reward_model"], strict=True)]  # fmt: skip
             assert len(set(asked["uid"])) == len(set(drawn)) == 2
-            advantages = firsts(ours._compute_advantage(batch_of([(*prompt, rewards) for prompt in drawn]), {}))
-    found = "SELECT step, prompt, inclusion, mean FROM posterior_history JOIN prompts USING (prompt_id)"
+            advantages = firsts(
+                ours._compute_advantage(batch_of([(*prompt, rewards) for prompt in drawn]), {})
+            )
+    found = (
+        "SELECT step, prompt, inclusion, mean FROM posterior_history JOIN prompts USING (prompt_id)"
+    )
     stored = {(step, prompt): values for step, prompt, *values in query(tmp_path, found)}
-    assert [inclusion for (step, _), (inclusion, _) in stored.items() if step == 1] == pytest.approx([2 / 3] * 2)
+    assert [
+        inclusion for (step, _), (inclusion, _) in stored.items() if step == 1
+    ] == pytest.approx([2 / 3] * 2)
     of_second = [stored[2, prompt] for prompt, _ in drawn]
     assert len({inclusion for inclusion, _ in of_second}) == 2
-    expected = [(reward - mean) * 2 / 3 / inclusion for inclusion, mean in of_second for reward in rewards]
+    expected = [
+        (reward - mean) * 2 / 3 / inclusion for inclusion, mean in of_second for reward in rewards
+    ]
     assert advantages == pytest.approx(expected, rel=1e-6)
     [[config]] = query(tmp_path, "SELECT config FROM dbb_run")
     assert json.loads(config)["algorithm"]["posterior"]["form"] == "dr_grpo"
@@ -274,7 +323,9 @@ def test_the_strategy_draws_what_verl_generates_for(queue, tmp_path):
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_a_group_that_verl_filters_is_observed_and_not_trained_on(queue, tmp_path, mode):
     filtering = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"]
-    config = posterior_config(tmp_path, f"trainer.v1.trainer_mode={mode}", *filtering, estimator="dbb")
+    config = posterior_config(
+        tmp_path, f"trainer.v1.trainer_mode={mode}", *filtering, estimator="dbb"
+    )
     ours = trainer(config, cls=TRAINERS[mode])
     ours.trainer_mode = mode
     buffer = ours._build_replay_buffer()
@@ -293,10 +344,14 @@ def test_a_group_that_verl_filters_is_observed_and_not_trained_on(queue, tmp_pat
 
 
 def test_padding_is_not_a_rollout(queue, tmp_path):
-    batch = upsample_batch_to_divisible_size(batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0, 0.0])]), 4, EOS)
+    batch = upsample_batch_to_divisible_size(
+        batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0, 0.0])]), 4, EOS
+    )
     batch.reorder([3, 0, 2, 1])  # as _balance_batch does
     entropy = TensorDict({"entropy": torch.zeros(4)}, batch_size=4)
-    batch = tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=entropy)  # as _compute_old_log_prob does
+    batch = tq.kv_batch_put(
+        keys=batch.keys, partition_id="train", fields=entropy
+    )  # as _compute_old_log_prob does
     advantages = advantages_of(trainer(posterior_config(tmp_path, CENTERED)), batch)
     assert advantages == pytest.approx([0, 2 / 3, -1 / 3, -1 / 3])
     assert query(tmp_path, "SELECT rollouts, successes FROM posterior_history") == [(3, 1.0)]
@@ -319,7 +374,9 @@ def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tm
     # log-probs -1 and -1.125 against -1: KL 0 and -0.125 at each of 5 tokens. alpha, beta = 2.5, 0.5.
     # The rewards are 1 and 1 + 0.1 * 0.125 * 5 = 1.0625; both lose p, and then the mean, 1.03125 - p.
     assert advantages == pytest.approx([-0.03125, 0.03125], abs=1e-6)
-    assert query(tmp_path, "SELECT rollouts, successes, alpha, beta FROM posterior_history") == [(2, 2.0, 2.5, 0.5)]
+    assert query(tmp_path, "SELECT rollouts, successes, alpha, beta FROM posterior_history") == [
+        (2, 2.0, 2.5, 0.5)
+    ]
 
 
 def test_missing_and_masked_rollouts_get_no_advantage_and_are_not_successes(queue, tmp_path):
@@ -356,7 +413,11 @@ def test_what_the_verifier_read_is_stored(queue, tmp_path):
 
 
 def test_our_verifiers_return_to_verl_a_score_and_what_they_read_and_nan_if_missing():
-    assert for_verl.math_answer("x", "7", "7", {"question": "3+4="}) == {"score": 1.0, "acc": 1.0, "read": "7"}
+    assert for_verl.math_answer("x", "7", "7", {"question": "3+4="}) == {
+        "score": 1.0,
+        "acc": 1.0,
+        "read": "7",
+    }
     unread = lambda *_: {"rewards": [None], "scores": [None], "read": [None]}  # noqa: E731
     found = for_verl._scored(unread, "7", "7", None)
     assert math.isnan(found["score"]) and math.isnan(found["acc"]) and found["read"] == ""
@@ -392,7 +453,9 @@ def started(config):
 
 def step(made, rewards):
     made.global_steps += 1
-    made.posteriors.observe(made.posteriors.step + 1, [TEXTS[0]] * len(rewards), [LABELS[0]] * len(rewards), rewards)
+    made.posteriors.observe(
+        made.posteriors.step + 1, [TEXTS[0]] * len(rewards), [LABELS[0]] * len(rewards), rewards
+    )
 
 
 def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
@@ -420,7 +483,9 @@ def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
     with pytest.raises(ValueError, match="was not saved with posteriors"):
         started(config)
     config.trainer.resume_mode = "disable"
-    with pytest.raises(storage.StoreError, match=r"there is a run named 'demo' .*run_name, or trainer.resume_mode"):
+    with pytest.raises(
+        storage.StoreError, match=r"there is a run named 'demo' .*run_name, or trainer.resume_mode"
+    ):
         started(config)
 
 
@@ -429,13 +494,17 @@ def test_a_resume_with_other_data_is_refused(tmp_path, monkeypatch, rows):
     config = posterior_config(tmp_path)
     started(config).posteriors.close()
     monkeypatch.setitem(globals(), "DATA", rows)
-    with pytest.raises(ValueError, match="other prompts and labels, or with these in another order"):
+    with pytest.raises(
+        ValueError, match="other prompts and labels, or with these in another order"
+    ):
         started(config)
     monkeypatch.undo()
     started(config).posteriors.close()
 
 
-@pytest.mark.parametrize(("error", "status"), [(None, "finished"), (RuntimeError("out of memory"), "running")])
+@pytest.mark.parametrize(
+    ("error", "status"), [(None, "finished"), (RuntimeError("out of memory"), "running")]
+)
 def test_the_end_of_fit_finishes_the_run(tmp_path, monkeypatch, error, status):
     made = started(posterior_config(tmp_path))
     monkeypatch.setattr(PPOTrainer, "fit", Mock(side_effect=error))
@@ -456,13 +525,18 @@ class Answering:
         self.rewards, self.partition, self.asked, self.uids = iter(rewards), partition, [], []
 
     def generate_sequences(self, batch):
-        columns = [integration._objects(batch, name) for name in ("uid", "raw_prompt", "reward_model", "data_source")]
+        columns = [
+            integration._objects(batch, name)
+            for name in ("uid", "raw_prompt", "reward_model", "data_source")
+        ]
         for uid, shown, rewarding, source in zip(*columns, strict=True):
             group = (shown[0]["content"], rewarding["ground_truth"], next(self.rewards))
             self.asked.append(group[0])
             self.uids.append(uid)
             batch_of([group], uid=uid, partition=self.partition, source=source)
-            tq.kv_batch_put(keys=[uid], partition_id=self.partition, fields=None, tags=[{"status": "finished"}])
+            tq.kv_batch_put(
+                keys=[uid], partition_id=self.partition, fields=None, tags=[{"status": "finished"}]
+            )
         if "__rollout_n__" in batch.keys():  # noqa: SIM118
             assert integration._objects(batch, "__rollout_n__") == [2] * len(columns[0])
 
@@ -514,8 +588,12 @@ class BySession:
             begun = self.begun[text] % 4
             self.begun[text] += rollouts
             self.asked.append((text, rollouts))
-            batch_of([(text, rewarding["ground_truth"], SCORES[text][begun : begun + rollouts])], uid=uid)
-            tq.kv_batch_put(keys=[uid], partition_id="train", fields=None, tags=[{"status": "finished"}])
+            batch_of(
+                [(text, rewarding["ground_truth"], SCORES[text][begun : begun + rollouts])], uid=uid
+            )
+            tq.kv_batch_put(
+                keys=[uid], partition_id="train", fields=None, tags=[{"status": "finished"}]
+            )
 
 
 @pytest.mark.parametrize("strategy", ["dynamic", "greso", "two_stage"])
@@ -538,7 +616,10 @@ def test_a_strategy_fills_the_batches(queue, tmp_path, strategy):
             batch, _ = ours.replay_buffer.sample(global_steps=0, partition_id="train", batch_size=2)
             trained = integration.Batch.read(batch)
             order.append(trained.keys_S)
-            assert len(trained.keys_S) == 8 and {text for text, _ in trained.keys_S} == {TEXTS[0], TEXTS[2]}
+            assert len(trained.keys_S) == 8 and {text for text, _ in trained.keys_S} == {
+                TEXTS[0],
+                TEXTS[2],
+            }
             advantages = firsts(ours._compute_advantage(batch, {}))
             assert np.isfinite(advantages).all() and len(advantages) == 8
             tq.kv_clear(keys=batch.keys, partition_id="train")
@@ -550,7 +631,9 @@ def test_a_strategy_fills_the_batches(queue, tmp_path, strategy):
         assert {rollouts for _, rollouts in asked} == {2} and (TEXTS[1], 2) in asked
     observed = query(tmp_path, "SELECT sum(generated), sum(trained) FROM steps")
     assert observed[0][0] >= sum(rollouts for _, rollouts in asked) and observed[0][1] == 24
-    assert set((tq.kv_list() or {}).get("train", {})) == before  # what the strategy has set aside is gone too
+    assert (
+        set((tq.kv_list() or {}).get("train", {})) == before
+    )  # what the strategy has set aside is gone too
 
 
 def test_chosen_prompts_are_probed_and_probes_train_nothing(queue, tmp_path):
@@ -585,7 +668,9 @@ def test_a_strategy_that_judges_fills_whole_batches_alone():
                  "+algorithm.posterior.strategy=two_stage"]  # fmt: skip
     assert read(compose_config(*two_stage)).strategy == "two_stage"
     for other in ("trainer.v1.trainer_mode=colocate_async", "algorithm.filter_groups.enable=True"):
-        with pytest.raises(ValueError, match=r"'two_stage' fills whole batches .*trainer_mode=sync without"):
+        with pytest.raises(
+            ValueError, match=r"'two_stage' fills whole batches .*trainer_mode=sync without"
+        ):
             read(compose_config(*two_stage, other))
 
 
@@ -594,7 +679,9 @@ def test_probes_of_batches_that_verl_changes_are_refused():
                "+algorithm.posterior.probe_fraction=0.1"]  # fmt: skip
     assert read(compose_config(*probing)).probe_fraction == 0.1
     for other in ("trainer.v1.trainer_mode=colocate_async", "algorithm.filter_groups.enable=True"):
-        with pytest.raises(ValueError, match=r"probe_fraction needs whole batches .*trainer_mode=sync without"):
+        with pytest.raises(
+            ValueError, match=r"probe_fraction needs whole batches .*trainer_mode=sync without"
+        ):
             read(compose_config(*probing, other))
 
 
@@ -603,30 +690,45 @@ def test_probes_of_batches_that_verl_changes_are_refused():
 
 def test_a_sampler_whose_groups_cannot_be_observed_in_their_step_is_refused():
     posterior = ["algorithm.adv_estimator=posterior", "actor_rollout_ref.rollout.n=4"]
-    filtering = ["algorithm.filter_groups.enable=True", "trainer.v1.sampler.custom_sampler.path=mine.py"]
+    filtering = [
+        "algorithm.filter_groups.enable=True",
+        "trainer.v1.sampler.custom_sampler.path=mine.py",
+    ]
     with pytest.raises(ValueError, match=r"custom_sampler.path=\S+ .*filter_groups.enable=False"):
         read(compose_config(*posterior, *filtering))
-    with pytest.raises(ValueError, match=r"'posterior' draws whole batches: use trainer.v1.trainer_mode=sync without"):
+    with pytest.raises(
+        ValueError,
+        match=r"'posterior' draws whole batches: use trainer.v1.trainer_mode=sync without",
+    ):
         read(compose_config(*posterior, *DRAWS, "algorithm.filter_groups.enable=True"))
     assert read(compose_config(*posterior)) == Settings()
 
 
 def test_fewer_rollouts_than_the_estimator_needs_are_refused():
     point = ["algorithm.adv_estimator=posterior", "+algorithm.posterior.estimator=point"]
-    with pytest.raises(ValueError, match=r"estimator=point with \S+rollout.n=1: it needs 2 .* \S+estimator=auto"):
+    with pytest.raises(
+        ValueError, match=r"estimator=point with \S+rollout.n=1: it needs 2 .* \S+estimator=auto"
+    ):
         read(compose_config(*point))
     assert read(compose_config(*point, "trainer.val_only=True")).estimator == "point"
     assert read(compose_config(*point, "actor_rollout_ref.rollout.n=2")).estimator == "point"
 
 
 def test_a_prompt_with_two_labels_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "DATA", [row_of("1+1=", "2"), row_of("2+2=", 4.0), row_of("1+1=", "3")])
+    monkeypatch.setitem(
+        globals(), "DATA", [row_of("1+1=", "2"), row_of("2+2=", 4.0), row_of("1+1=", "3")]
+    )
     with pytest.raises(
-        ValueError, match=r"1 of 3 rows .* row 3: its label is '3', but the same prompt in row 1 has '2'"
+        ValueError,
+        match=r"1 of 3 rows .* row 3: its label is '3', but the same prompt in row 1 has '2'",
     ):
         started(posterior_config(tmp_path))
-    shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}]
-    animals = [{"raw_prompt": shown, "reward_model": {"ground_truth": label}} for label in ("cat", "dog")]
+    shown = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}
+    ]
+    animals = [
+        {"raw_prompt": shown, "reward_model": {"ground_truth": label}} for label in ("cat", "dog")
+    ]
     monkeypatch.setitem(globals(), "DATA", animals)  # their images differ
     with started(posterior_config(tmp_path)).posteriors as posteriors:
         assert {label for _, label in posteriors.prompt_ids} == {"cat", "dog"}
@@ -636,7 +738,11 @@ def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):
     system = {"role": "system", "content": "Be brief."}
     shown = [message("1+1="), [system, *message("é")]]
     rows = [
-        {"prompt": prompt, "reward_model": {"style": "rule", "ground_truth": label}, "data_source": "test"}
+        {
+            "prompt": prompt,
+            "reward_model": {"style": "rule", "ground_truth": label},
+            "data_source": "test",
+        }
         for prompt, label in zip(shown, ("2", "4"), strict=True)
     ]
     path = tmp_path / "train.jsonl"
@@ -648,7 +754,9 @@ def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):
     assert keys == [("1+1=", "2"), (text, "4")]
     batch = batch_of([("x", "y", [1.0]), ("x", "y", [0.0])])
     fields = [{name: data[row][name] for name in ("raw_prompt", "reward_model")} for row in (0, 1)]
-    tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict(fields))
+    tq.kv_batch_put(
+        keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict(fields)
+    )
     assert integration.Batch.read(batch).keys_S == keys
 
 
@@ -656,11 +764,18 @@ def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):
 
 
 def rated(text, label, rate, source="sums", depth=1):
-    return row_of(text, label) | {"data_source": source, "extra_info": {"rate": rate, "depth": depth}}
+    return row_of(text, label) | {
+        "data_source": source,
+        "extra_info": {"rate": rate, "depth": depth},
+    }
 
 
 BY_RATE = "+algorithm.posterior.pass_rate_column=extra_info.rate"
-RATED = [rated(TEXTS[0], "2", "5/8"), rated(TEXTS[1], "4", 0.25, "more"), rated(TEXTS[2], "6", None, "more", 2)]
+RATED = [
+    rated(TEXTS[0], "2", "5/8"),
+    rated(TEXTS[1], "4", 0.25, "more"),
+    rated(TEXTS[2], "6", None, "more", 2),
+]
 
 
 def test_known_pass_rates_of_a_column_are_what_the_posteriors_begin_with(tmp_path, monkeypatch):
@@ -670,8 +785,13 @@ def test_known_pass_rates_of_a_column_are_what_the_posteriors_begin_with(tmp_pat
     config = posterior_config(tmp_path, BY_RATE, attempts, discount, estimator="dbb")
     with started(config).posteriors as posteriors:
         expected = posteriors.predictive()
-        of = {text: posteriors.prompt_ids[text, label] for text, label in zip(TEXTS, LABELS, strict=True)}
-    known = dict(zip(expected.prompt_ids, zip(expected.alpha, expected.beta, strict=True), strict=True))
+        of = {
+            text: posteriors.prompt_ids[text, label]
+            for text, label in zip(TEXTS, LABELS, strict=True)
+        }
+    known = dict(
+        zip(expected.prompt_ids, zip(expected.alpha, expected.beta, strict=True), strict=True)
+    )
     # 2.5 and 1 of four, beside the prior of 1 and 1
     assert [known[of[text]] for text in TEXTS] == [(3.5, 2.5), (2, 4), (1, 1)]
 
@@ -679,11 +799,26 @@ def test_known_pass_rates_of_a_column_are_what_the_posteriors_begin_with(tmp_pat
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        ([BY_RATE], r"pass_rate_column = 'extra_info.rate': 1 of 3 rows .* row 2: .* give pass_rate_attempts"),
-        (["+algorithm.posterior.pass_rate_column=rate"], "pass_rate_column = 'rate': no row .* name another column"),
-        (["+algorithm.posterior.source_column=origin"], "source_column = 'origin': no row .* name another column"),
-        ([BY_RATE, "+algorithm.posterior.warm_start=other"], "pass_rate_column and warm_start both say"),
-        ([BY_RATE, "+algorithm.posterior.pass_rate_attempts=0"], "pass_rate_attempts = 0; give 1 or more"),
+        (
+            [BY_RATE],
+            r"pass_rate_column = 'extra_info.rate': 1 of 3 rows .* row 2: .* give pass_rate_attempts",
+        ),
+        (
+            ["+algorithm.posterior.pass_rate_column=rate"],
+            "pass_rate_column = 'rate': no row .* name another column",
+        ),
+        (
+            ["+algorithm.posterior.source_column=origin"],
+            "source_column = 'origin': no row .* name another column",
+        ),
+        (
+            [BY_RATE, "+algorithm.posterior.warm_start=other"],
+            "pass_rate_column and warm_start both say",
+        ),
+        (
+            [BY_RATE, "+algorithm.posterior.pass_rate_attempts=0"],
+            "pass_rate_attempts = 0; give 1 or more",
+        ),
     ],
 )
 def test_columns_that_cannot_be_read_are_refused(tmp_path, monkeypatch, overrides, problem):
@@ -699,7 +834,9 @@ def test_columns_that_cannot_be_read_are_refused(tmp_path, monkeypatch, override
         (["+algorithm.posterior.source_column=extra_info.depth"], {"1": 0.5, "2": 0.5}),
     ],
 )
-def test_metrics_are_by_source_also_after_a_resume(queue, tmp_path, monkeypatch, overrides, sources):
+def test_metrics_are_by_source_also_after_a_resume(
+    queue, tmp_path, monkeypatch, overrides, sources
+):
     monkeypatch.setitem(globals(), "DATA", RATED)
     config = posterior_config(tmp_path, *overrides, estimator="dbb")
     rewards = [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]
@@ -708,7 +845,11 @@ def test_metrics_are_by_source_also_after_a_resume(queue, tmp_path, monkeypatch,
         batch = batch_of([(row["raw_prompt"][0]["content"], row["reward_model"]["ground_truth"], scores)
                           for row, scores in zip(RATED, rewards, strict=True)])  # fmt: skip
         advantages_of(trainer(config), batch, metrics)
-        shares = {name.split("/")[1]: value for name, value in metrics.items() if re.match("source/.*/right", name)}
+        shares = {
+            name.split("/")[1]: value
+            for name, value in metrics.items()
+            if re.match("source/.*/right", name)
+        }
         assert shares == sources
 
 

@@ -34,7 +34,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.slow]
 def folder(tmp_path_factory):
     """Model, data and reward as verl wants them, and vLLM under the name that verl looks for."""
     folder = tmp_path_factory.mktemp("verl")
-    assets = prepare(folder / "tiny", recipe=Recipe(train_prompts=2 * PROMPTS, heldout_prompts=4, warmup_steps=200))
+    assets = prepare(
+        folder / "tiny",
+        recipe=Recipe(train_prompts=2 * PROMPTS, heldout_prompts=4, warmup_steps=200),
+    )
     for name in ("tokenizer.json", "tokenizer_config.json"):  # verl looks for Qwen's own end token
         file = assets.model / name
         file.write_text(file.read_text().replace(EOS, "<|im_end|>"))
@@ -117,16 +120,22 @@ def rewarded(folder, step):
 
 def test_the_store_has_what_verl_rewarded(folder):
     printed = train(folder)
-    assert query(folder, "SELECT name, status, last_step FROM runs") == [("demo", "finished", STEPS)]
+    assert query(folder, "SELECT name, status, last_step FROM runs") == [
+        ("demo", "finished", STEPS)
+    ]
     for step in range(1, STEPS + 1):
         stored = query(
             folder,
             f"""SELECT prompt, label, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)
                 WHERE step = {step}""",
         )
-        assert {(prompt, label): tuple(counts) for prompt, label, *counts in stored} == rewarded(folder, step)
+        assert {(prompt, label): tuple(counts) for prompt, label, *counts in stored} == rewarded(
+            folder, step
+        )
         assert {rollouts for _, _, rollouts, _ in stored} == {ROLLOUTS}
-    kept = query(folder, "SELECT step, count(*), sum(missing) FROM rollouts GROUP BY step ORDER BY step")
+    kept = query(
+        folder, "SELECT step, count(*), sum(missing) FROM rollouts GROUP BY step ORDER BY step"
+    )
     assert [(step, missing) for step, _, missing in kept] == [(1, 0), (2, 0), (3, 0)]
     assert all(0 < count <= 64 for _, count, _ in kept)
     logged = query(folder, "SELECT metrics FROM steps ORDER BY step")

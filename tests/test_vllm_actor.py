@@ -49,7 +49,9 @@ SAMPLING = {
 PROMPTS = [("6*7=", "42", None), ("1+1=1+1=", "2", None)]
 
 
-def groups(executor, generate, samples, *, tokenizer=None, max_length=32, prompts=PROMPTS, **changes):
+def groups(
+    executor, generate, samples, *, tokenizer=None, max_length=32, prompts=PROMPTS, **changes
+):
     """What an actor with this engine answers to the prompts."""
     actor = StrictRolloutActor.__new__(StrictRolloutActor)
     actor.executor, actor.generate, actor._tokenizer = executor, generate, tokenizer or Letters()
@@ -69,13 +71,20 @@ def execute(tmp_path, source):
 
 
 def test_a_reward_is_also_the_score_unless_there_is_another(tmp_path):
-    output = execute(tmp_path, 'return {"rewards": torch.tensor([1.0]), "scores": [0.5], "extra_logs": {"a": 2}}')
+    output = execute(
+        tmp_path, 'return {"rewards": torch.tensor([1.0]), "scores": [0.5], "extra_logs": {"a": 2}}'
+    )
     assert (output["reward"], output["scores"], output["extra_logs"]) == (1.0, 0.5, {"a": 2})
-    assert execute(tmp_path, 'return {"rewards": [0], "read": ["no answer: no tag"]}')["read"] == "no answer: no tag"
+    assert (
+        execute(tmp_path, 'return {"rewards": [0], "read": ["no answer: no tag"]}')["read"]
+        == "no answer: no tag"
+    )
     assert execute(tmp_path, 'return {"rewards": float(queries[0] == "6*7=0")}')["scores"] == 1.0
 
 
-@pytest.mark.parametrize("source", ['return {"rewards": None}', 'return {"rewards": [None], "scores": [None]}'])
+@pytest.mark.parametrize(
+    "source", ['return {"rewards": None}', 'return {"rewards": [None], "scores": [None]}']
+)
 def test_none_means_missing_and_never_0(tmp_path, source):
     output = execute(tmp_path, source)
     assert math.isnan(output["scores"]) and output["reward"] == 0
@@ -84,7 +93,10 @@ def test_none_means_missing_and_never_0(tmp_path, source):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("raise KeyError('gold')", r"failed: KeyError: 'gold' \(reward.py, line 3\); on prompt '6[*]7='$"),
+        (
+            "raise KeyError('gold')",
+            r"failed: KeyError: 'gold' \(reward.py, line 3\); on prompt '6[*]7='$",
+        ),
         ("return None", "returned None; return .*; on prompt '6[*]7='$"),
     ],
 )
@@ -107,12 +119,17 @@ def test_a_group_is_one_request(tmp_path):
 def test_log_probs_stand_at_the_tokens_that_were_generated():
     async def generate(ids, params, multi_modal_data=None):
         log_probs = [{48: SimpleNamespace(logprob=-0.5)}, {50: SimpleNamespace(logprob=-2.0)}]
-        response = SimpleNamespace(index=0, token_ids=[48, 50], finish_reason="length", logprobs=log_probs)
+        response = SimpleNamespace(
+            index=0, token_ids=[48, 50], finish_reason="length", logprobs=log_probs
+        )
         return SimpleNamespace(request_id="x", outputs=[response])
 
     [[rollout]] = groups(SingleTurnAgentExecutor(), generate, 1, prompts=PROMPTS[:1], logprobs=1)
     assert rollout["rollout_log_probs"] == [0, 0, 0, 0, -0.5, -2.0]
-    assert (rollout["truncated"], rollout["reward"]) == (True, None)  # no reward function: a reward model scores later
+    assert (rollout["truncated"], rollout["reward"]) == (
+        True,
+        None,
+    )  # no reward function: a reward model scores later
 
 
 class Digits(Letters):
@@ -134,8 +151,12 @@ def test_sampling_values_become_vllms_parameters(given, limits):
     engine = Engine()
     groups(SingleTurnAgentExecutor(), engine.generate, 2, max_tokens=given)
     asked = [params for _, params in engine.asked]
-    assert [params.max_tokens for params in asked] == limits  # without one: what the prompt leaves of 32 tokens
-    assert {(params.n, params.temperature, params.top_p, params.min_tokens) for params in asked} == {(2, 0.5, 0.9, 1)}
+    assert [
+        params.max_tokens for params in asked
+    ] == limits  # without one: what the prompt leaves of 32 tokens
+    assert {
+        (params.n, params.temperature, params.top_p, params.min_tokens) for params in asked
+    } == {(2, 0.5, 0.9, 1)}
 
 
 def reason(**arguments):
@@ -150,7 +171,8 @@ def reason(**arguments):
                     vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**arguments))
                 said = "(EngineCore pid=6094) ERROR 11-27 23:12:19 [core.py:1374] "
                 print(
-                    f"{said}EngineCore failed to start.\n{said}AssertionError: Error in memory profiling.", flush=True
+                    f"{said}EngineCore failed to start.\n{said}AssertionError: Error in memory profiling.",
+                    flush=True,
                 )
                 raise RuntimeError("Engine core initialization failed. See root cause above.")
 
@@ -166,6 +188,11 @@ def test_an_engine_that_does_not_start_gives_its_reason(ray_node):
 @pytest.mark.long
 def test_an_engine_process_gives_its_reason(ray_node):
     """vLLM's own process and log, as on CUDA; on the processor a share of the memory is what it asks for."""
-    small = {"max_model_len": 32, "gpu_memory_utilization": 1e-6, "enforce_eager": True, "dtype": "float32"}
+    small = {
+        "max_model_len": 32,
+        "gpu_memory_utilization": 1e-6,
+        "enforce_eager": True,
+        "dtype": "float32",
+    }
     said = reason(model=str(tiny.prepare(tiny.default_folder()).model), **small)
     assert said.startswith("vLLM did not start: ValueError: ") and "memory" in said

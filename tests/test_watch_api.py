@@ -25,7 +25,9 @@ HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {
 def asking(store, run):
     """Function: an answer about one run of a store, as of now."""
     api = Api(store)
-    return lambda name: json.loads(api.ask(name if name == "state" else f"runs/{run.run_id}/{name}"))
+    return lambda name: json.loads(
+        api.ask(name if name == "state" else f"runs/{run.run_id}/{name}")
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +44,15 @@ def test_curves_of_four_steps_a_point(store, fill):
     fill.step(run, 5, ids, [1], usage=fill.usage(ids, [1], trained=0, informative=0))
     for step, loss in ((1, 1.0), (2, 2.0), (3, 4.0)):
         run.record_metrics(step, {"loss": loss, "kl": float("nan")})
-    with store.database.transaction(write=True) as connection:  # steps 1 to 4 ended half an hour before the last
-        connection.exec_driver_sql("UPDATE dbb_step SET created_at = '2026-01-01T08:00:00.000Z' WHERE step < 5")
-        connection.exec_driver_sql("UPDATE dbb_step SET created_at = '2026-01-01T08:30:00.000Z' WHERE step = 5")
+    with store.database.transaction(
+        write=True
+    ) as connection:  # steps 1 to 4 ended half an hour before the last
+        connection.exec_driver_sql(
+            "UPDATE dbb_step SET created_at = '2026-01-01T08:00:00.000Z' WHERE step < 5"
+        )
+        connection.exec_driver_sql(
+            "UPDATE dbb_step SET created_at = '2026-01-01T08:30:00.000Z' WHERE step = 5"
+        )
     answer = json.loads(encoded(series(store, run.record, 2)))
     assert (answer["width"], answer["last"]) == (4, 5)
     assert answer["curves"] == {
@@ -84,8 +92,14 @@ def test_one_rollout_a_prompt_and_steps_whose_usage_is_not_known(store, fill):
     found = asked("series")
     curves = found["curves"]
     # no axis of rollouts, since those of step 1 are not known
-    assert curves["rollouts"] == [None, None] and (curves["mixed"], curves["given"]) == ([None, 0], [None, 2])
-    assert found["totals"]["single"] and curves["zero_variance"] == curves["given_advantage"] == [None, None]
+    assert curves["rollouts"] == [None, None] and (curves["mixed"], curves["given"]) == (
+        [None, 0],
+        [None, 2],
+    )
+    assert found["totals"]["single"] and curves["zero_variance"] == curves["given_advantage"] == [
+        None,
+        None,
+    ]
 
 
 def test_the_series_and_the_list_have_held_out_accuracy_once_it_is_measured(store, fill):
@@ -94,7 +108,9 @@ def test_the_series_and_the_list_have_held_out_accuracy_once_it_is_measured(stor
     asked = asking(store, run.record)
     assert asked("series")["held_out"] is None and asked("state")["runs"][0]["held_out"] is None
     for step, successes in ((0, [0, 1, 0]), (2, [4, 4, 4]), (3, [1, 2, 3])):
-        run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="", config={})
+        run.record_evaluation(
+            step, "training", [fill.evaluation(ids, successes)], model="", config={}
+        )
     found = asked("series")["held_out"]
     expected = {"step": [0, 2, 3], "accuracy": [0.0833333, 1, 0.5], "prompts": 3, "samples": 4}
     assert (expected | {"rollouts": [0, 24, 36], "tokens": [0, 240, 360]}).items() <= found.items()
@@ -112,11 +128,32 @@ def test_the_list_of_runs_has_each_run_s_state_progress_and_reward_of_the_last_s
         fill.step(new, step, ids, [successes])
     new.record_metrics(25, {"plan/steps": 100})
     first, second = asked("state")["runs"]
-    assert (first["name"], first["state"], first["step"], first["planned"]) == ("new", "running", 25, 100)
-    assert (first["rollouts"], first["tokens"], first["reward"]) == (100, 1000, 1)  # of the last 20 steps
-    assert first["model"] == "http://***@host/model" and first["age_s"] < 60 and not first["keeps_rollouts"]
-    assert (second["name"], second["state"], second["planned"], second["reward"]) == ("old", "finished", None, None)
-    assert first["version"] != second["version"] and asked("state")["runs"][0]["version"] == first["version"]
+    assert (first["name"], first["state"], first["step"], first["planned"]) == (
+        "new",
+        "running",
+        25,
+        100,
+    )
+    assert (first["rollouts"], first["tokens"], first["reward"]) == (
+        100,
+        1000,
+        1,
+    )  # of the last 20 steps
+    assert (
+        first["model"] == "http://***@host/model"
+        and first["age_s"] < 60
+        and not first["keeps_rollouts"]
+    )
+    assert (second["name"], second["state"], second["planned"], second["reward"]) == (
+        "old",
+        "finished",
+        None,
+        None,
+    )
+    assert (
+        first["version"] != second["version"]
+        and asked("state")["runs"][0]["version"] == first["version"]
+    )
 
 
 # Step, prompt, successes of 4, mean. Prompt 8 is low, but solved at last; 9 falls 0.31 below its peak, then 0.29.
@@ -154,7 +191,10 @@ def test_the_picture_has_a_row_a_prompt_and_a_column_a_step(visits):
     assert cells(shown) == [[242, 249, 121], [217, 178, 181], [142, 135, 142]]
     assert np.array(shown["states"]).tolist() == [[1, 1, 0, 1], [1, 0, 1, 1], [1, 2, 0, 0]]
     # at step 3, before which 8 and 9 had 0.05 and 0.39, and 7 had 0.95
-    assert np.array(shown["beliefs"])[:, :, 2].tolist() == [[0.5, 0.5, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0]]
+    assert np.array(shown["beliefs"])[:, :, 2].tolist() == [
+        [0.5, 0.5, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+    ]
 
 
 def test_a_picture_of_more_steps_than_columns_shows_the_last_of_each_column(visits, monkeypatch):
@@ -179,7 +219,9 @@ def trained(store, fill):
     source = fill.run(store, "source")
     ids = np.sort(fill.prompts(store, 4))
     fill.step(source, 1, ids[3:], [4])  # (4.5, 0.5)
-    run = fill.run(store, "run", config={"seed": 7, "reward.remote_url": ["http://ann:geheim@host/score"]})
+    run = fill.run(
+        store, "run", config={"seed": 7, "reward.remote_url": ["http://ann:geheim@host/score"]}
+    )
     run.warm_start(store, source.record, ids)
     for step, scores in ((1, [4.0, 0.0, 2.0]), (2, [2.0, 0.0, 4.0])):
         fill.step(run, step, ids[:3], scores)
@@ -201,7 +243,12 @@ def test_the_table_of_prompts_and_the_posteriors(trained):
     pool = asked("pool")
     assert pool["unit"]
     # the highest mean first; the prompt of the warm start has no visit
-    assert pool["id"] == ids[[3, 2, 0, 1]].tolist() and pool["state"] == [NO_VISITS, LEARNING, LEARNING, UNSOLVED]
+    assert pool["id"] == ids[[3, 2, 0, 1]].tolist() and pool["state"] == [
+        NO_VISITS,
+        LEARNING,
+        LEARNING,
+        UNSOLVED,
+    ]
     assert [row == [0, 0] for row in cells(pool)] == [True, False, False, False]
 
 
@@ -211,10 +258,18 @@ def test_a_prompt_s_answer_has_each_visit_with_its_posterior_and_interval(traine
     found = asked(f"prompts/{ids[0]}")
     assert found["state"] == LEARNING
     visits = found["visits"]
-    assert visits["step"] == [1, 2] and visits["successes"] == [4, 2] and visits["rollouts"] == [4, 4]
-    assert visits["alpha"] == [4.5, 4.25] and visits["beta"] == [0.5, 2.25] and visits["kept"] == [0, 0]
+    assert (
+        visits["step"] == [1, 2] and visits["successes"] == [4, 2] and visits["rollouts"] == [4, 4]
+    )
+    assert (
+        visits["alpha"] == [4.5, 4.25]
+        and visits["beta"] == [0.5, 2.25]
+        and visits["kept"] == [0, 0]
+    )
     assert visits["lag"] == [0, 0]
-    np.testing.assert_allclose(visits["low"], beta_distribution.ppf(0.05, [4.5, 4.25], [0.5, 2.25]), 1e-5)
+    np.testing.assert_allclose(
+        visits["low"], beta_distribution.ppf(0.05, [4.5, 4.25], [0.5, 2.25]), 1e-5
+    )
     unvisited = asked(f"prompts/{ids[3]}")
     assert (unvisited["state"], unvisited["mean"]) == (NO_VISITS, 0.9)
     with pytest.raises(NoSuchAnswer, match="run 'run' has no prompt 999"):
@@ -226,7 +281,9 @@ def test_an_estimator_without_alpha_and_beta_shows_group_means_with_their_error(
     asked = asking(store, run.record)
     assert asked("pool")["states"] == asked("prompts")["columns"]["id"] == []
     none, one = np.empty((1, 0)), np.array([1.0])
-    run.record_step(1, StepRows(ids, np.array([4]), one, one / 4, np.array([0.25]), none, none, np.array([-1])))
+    run.record_step(
+        1, StepRows(ids, np.array([4]), one, one / 4, np.array([0.25]), none, none, np.array([-1]))
+    )
     assert asked("state")["runs"][0]["mean_name"] == "group mean"
     visits = asked(f"prompts/{ids[0]}")["visits"]
     assert (visits["high"], visits["alpha"]) == ([0.66125], [None])  # 0.25 + 1.645 sqrt(0.25 / 4)
@@ -280,7 +337,14 @@ def test_a_group_comes_with_its_posterior_before_and_after(keeping):
     # Four rollouts, one right: 0.5 * 1 + 1 of 0.5 * 2 + 4 in step 1, then 0.5 * 1.5 + 1 of 0.5 * 5 + 4.
     group = asked("rollouts/latest")["prompts"][str(ids[0])]["group"]
     low, high = beta_distribution.ppf([0.05, 0.95], 1.75, 4.75)
-    expected = {"rollouts": 4, "successes": 1, "before": 0.3, "mean": 1.75 / 6.5, "low": low, "high": high}
+    expected = {
+        "rollouts": 4,
+        "successes": 1,
+        "before": 0.3,
+        "mean": 1.75 / 6.5,
+        "low": low,
+        "high": high,
+    }
     assert group == pytest.approx(expected, rel=1e-5)
 
 
@@ -300,7 +364,11 @@ def test_a_step_of_very_many_rollouts_is_answered_in_part(store, fill, monkeypat
     texts = ["a" * 2_500_000, "b", "c" * 1_000_000, "\u00e9" * 700_000]
     for step, chosen, written in ((1, ids[:2], texts), (2, ids, ["x"] * 6)):
         fill.step(
-            run, step, chosen, [1] * len(chosen), kept=replace(fill.rollouts(chosen, [1] * len(chosen)), text=written)
+            run,
+            step,
+            chosen,
+            [1] * len(chosen),
+            kept=replace(fill.rollouts(chosen, [1] * len(chosen)), text=written),
         )
     whole = asked("rollouts/1")["rollouts"]
     # A share of 1,000,000 characters each.
@@ -308,11 +376,16 @@ def test_a_step_of_very_many_rollouts_is_answered_in_part(store, fill, monkeypat
     assert [each["cut_from"] for each in whole] == [2_500_000, None, None, None]
     # Of one group, the share is larger.
     group = asked(f"rollouts/1/{ids[0]}")["rollouts"]
-    assert [(len(each["text"]), each["cut_from"]) for each in group] == [(2_000_000, 2_500_000), (1, None)]
+    assert [(len(each["text"]), each["cut_from"]) for each in group] == [
+        (2_000_000, 2_500_000),
+        (1, None),
+    ]
     monkeypatch.setattr(prompts, "_MOST", 3)
     asked = asking(store, run.record)
     part = asked("rollouts/2")
-    assert [each["prompt_id"] for each in part["rollouts"]] == [ids[0], ids[0], ids[1]] and part["kept"] == 6
+    assert [each["prompt_id"] for each in part["rollouts"]] == [ids[0], ids[0], ids[1]] and part[
+        "kept"
+    ] == 6
     assert list(part["prompts"]) == [str(each) for each in ids[:2]]
 
 
@@ -326,7 +399,9 @@ def test_runs_are_described_once_however_many_there_are(store, fill, monkeypatch
     runs = [fill.run(store, f"run {number}") for number in range(4)]
     described = []
     numbers = api_module._numbers
-    monkeypatch.setattr(api_module, "_numbers", lambda *of: described.append(of[1].name) or numbers(*of))
+    monkeypatch.setattr(
+        api_module, "_numbers", lambda *of: described.append(of[1].name) or numbers(*of)
+    )
     asked = asking(store, runs[0].record)
     for _ in range(3):
         assert len(asked("state")["runs"]) == 4
@@ -399,7 +474,11 @@ def damaged(open_new, fill):
 
     def damage(statement):
         values = {"bad": numbers["bad"], "prompt": int(ids["bad"][0])}
-        changed(store, statement, **{name: value for name, value in values.items() if f":{name}" in statement})
+        changed(
+            store,
+            statement,
+            **{name: value for name, value in values.items() if f":{name}" in statement},
+        )
         return store, numbers, ids
 
     return damage
@@ -407,7 +486,15 @@ def damaged(open_new, fill):
 
 def paths_of(number, prompt_id):
     """The addresses of all answers about a run."""
-    names = ("series", "pool", "prompts", "about", "rollouts/latest", "rollouts/1", f"prompts/{prompt_id}")
+    names = (
+        "series",
+        "pool",
+        "prompts",
+        "about",
+        "rollouts/latest",
+        "rollouts/1",
+        f"prompts/{prompt_id}",
+    )
     return [f"runs/{number}/{name}" for name in names]
 
 
@@ -427,7 +514,9 @@ def test_a_damaged_value_of_a_run_hides_no_other_run(damaged, tmp_path, statemen
 
 
 @pytest.mark.parametrize("statement", DAMAGE)
-def test_the_report_of_a_damaged_run_is_written_or_refused_in_one_line(damaged, tmp_path, capsys, statement):
+def test_the_report_of_a_damaged_run_is_written_or_refused_in_one_line(
+    damaged, tmp_path, capsys, statement
+):
     store, _, _ = damaged(statement)
     code = main(["report", "bad", "-o", str(tmp_path / "bad.html"), "--store.url", store.url])
     assert code in (0, 2)
@@ -442,7 +531,11 @@ def test_a_damaged_run_is_listed_with_what_is_wrong_until_it_is_corrected(store,
     changed(store, "UPDATE dbb_step SET metrics = 'x\x1b[31m'")
     (listed,) = asked("state")["runs"]
     assert (listed["name"], listed["step"]) == ("run", 1)
-    assert "run 'run'" in listed["error"] and "x\\x1b[31m" in listed["error"] and "JSON object" in listed["error"]
+    assert (
+        "run 'run'" in listed["error"]
+        and "x\\x1b[31m" in listed["error"]
+        and "JSON object" in listed["error"]
+    )
     with pytest.raises(StoreError, match="metrics"):
         asked("series")
     assert asked("pool")["states"] == [[0, 1, 0, 0]]
@@ -459,7 +552,9 @@ def test_a_run_whose_own_row_is_damaged_hides_no_other_run(store, fill, monkeypa
     of_store = type(store).runs
 
     def runs(of):
-        return [replace(each, damage=damage) if each.name == "bad" else each for each in of_store(of)]
+        return [
+            replace(each, damage=damage) if each.name == "bad" else each for each in of_store(of)
+        ]
 
     monkeypatch.setattr(type(store), "runs", runs)
     asked = asking(store, run.record)
@@ -507,7 +602,13 @@ def scored(fill, run, step, ids, scores, **more):
 @pytest.mark.parametrize(
     ("estimator", "memory", "scores", "kept", "unit"),
     [
-        ("point", "dbb", [-1, -1, 1, 1], None, False),  # the sum of half right is 0, as of all wrong
+        (
+            "point",
+            "dbb",
+            [-1, -1, 1, 1],
+            None,
+            False,
+        ),  # the sum of half right is 0, as of all wrong
         ("point", "dbb", [-1, 1], None, False),
         ("point", "dbb", [-1, 1, 1, 1], None, False),
         ("point", "dbb", [-1, -1, -1, 1], None, False),
@@ -532,7 +633,9 @@ def test_prompts_have_states_where_scores_are_known_to_lie_between_0_and_1(
     more = {}
     if kept is not None:
         rows = fill.rollouts(ids, [1])
-        more["kept"] = replace(rows, score=np.array(kept, dtype=float), reward=np.array(kept, dtype=float))
+        more["kept"] = replace(
+            rows, score=np.array(kept, dtype=float), reward=np.array(kept, dtype=float)
+        )
     scored(fill, run, 1, ids, [scores], **more)
     asked = asking(store, run.record)
     assert asked("pool")["unit"] == asked("prompts")["unit"] == unit
@@ -542,7 +645,9 @@ def test_prompts_have_states_where_scores_are_known_to_lie_between_0_and_1(
 
 
 def in_file(page):
-    return json.loads(page.split('<script id="data" type="application/json">')[1].split("</script>")[0])["answers"]
+    return json.loads(
+        page.split('<script id="data" type="application/json">')[1].split("</script>")[0]
+    )["answers"]
 
 
 def reported(store, folder, *arguments):
@@ -567,7 +672,9 @@ def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
     assert dict(about["facts"])["status"] == "running, step 2"
     assert [row[1] for row in about["events"]] == ["warm_start"]
     assert "geheim" not in json.dumps(about) and "http://***@host" in json.dumps(about["config"])
-    assert " MB: 4 prompts with their visits, 0 steps with rollouts; open" in capsys.readouterr().out
+    assert (
+        " MB: 4 prompts with their visits, 0 steps with rollouts; open" in capsys.readouterr().out
+    )
 
 
 def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsys):
@@ -583,7 +690,10 @@ def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsy
         kept = sorted(path for path in found if path.startswith(f"{base}/rollouts"))
         assert kept == [f"{base}/rollouts/3"]
     said = capsys.readouterr().out
-    assert " MB: 8 prompts with their visits, 2 steps with rollouts; --size 0.05 left out the rest;" in said
+    assert (
+        " MB: 8 prompts with their visits, 2 steps with rollouts; --size 0.05 left out the rest;"
+        in said
+    )
 
 
 def test_no_text_can_leave_its_place(store, fill, tmp_path):
@@ -598,6 +708,8 @@ def test_no_text_can_leave_its_place(store, fill, tmp_path):
     columns = found[f"runs/{run.record.run_id}/prompts"]["columns"]
     hostile = columns["id"].index(ids[0])
     text = columns["text"][hostile]
-    assert text.startswith("<script>alert(1)</script>") and text.endswith("{{DATA}} \\x1b[2J\\x07\\u202e\\u2028&amp;")
+    assert text.startswith("<script>alert(1)</script>") and text.endswith(
+        "{{DATA}} \\x1b[2J\\x07\\u202e\\u2028&amp;"
+    )
     assert len(columns["text"][1 - hostile]) == 500
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")

@@ -20,7 +20,9 @@ STEP = "Number(document.documentElement.dataset.step)"
 
 def texts(browser, selector):
     found = browser.page.locator(selector).all_text_contents()
-    return [each.replace("\u00a0", " ").strip() for each in found]  # which keeps a number and its unit together
+    return [
+        each.replace("\u00a0", " ").strip() for each in found
+    ]  # which keeps a number and its unit together
 
 
 def text(browser, selector):
@@ -29,7 +31,9 @@ def text(browser, selector):
 
 
 def until_text(browser, selector, start):
-    browser.until(f"document.querySelector({json.dumps(selector)}).textContent.startsWith({json.dumps(start)})")
+    browser.until(
+        f"document.querySelector({json.dumps(selector)}).textContent.startsWith({json.dumps(start)})"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -81,14 +85,24 @@ def sixty(store, fill, write):
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(browser, sixty, written, width, dark):
+def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(
+    browser, sixty, written, width, dark
+):
     address = written(sixty)
     for view in VIEWS:
         browser.open(f"{address}#view={view}", width, dark=dark)
-        assert browser.complaints == [] and {url.split("#")[0] for url in browser.requests} == {address}
-        assert texts(browser, "#tabs [aria-current=page]") == [text(browser, f"#tabs a[data-view={view}]")]
-        assert browser("document.documentElement.scrollWidth") <= width  # nothing sticks out of a phone
-        assert browser('document.querySelectorAll("script").length') == 2 and not texts(browser, "main img")
+        assert browser.complaints == [] and {url.split("#")[0] for url in browser.requests} == {
+            address
+        }
+        assert texts(browser, "#tabs [aria-current=page]") == [
+            text(browser, f"#tabs a[data-view={view}]")
+        ]
+        assert (
+            browser("document.documentElement.scrollWidth") <= width
+        )  # nothing sticks out of a phone
+        assert browser('document.querySelectorAll("script").length') == 2 and not texts(
+            browser, "main img"
+        )
         unnamed = browser("""[...document.querySelectorAll("button, input, select, a[href], svg[tabindex], canvas")]
             .filter((each) => each.getClientRects().length)
             .filter((each) => each.tabIndex < 0 && each.getAttribute("tabindex") !== "-1"
@@ -111,7 +125,9 @@ def drawn(store, fill):
 def drag(browser, across, *downs):
     """Press the left button on the picture at the first place, by shares of width and height; release at the last."""
     box, mouse = browser.page.locator("#pool").bounding_box(), browser.page.mouse
-    places = [(box["x"] + across * (box["width"] - 8), box["y"] + down * box["height"]) for down in downs]
+    places = [
+        (box["x"] + across * (box["width"] - 8), box["y"] + down * box["height"]) for down in downs
+    ]
     mouse.move(*places[0])
     mouse.down()
     for place in places[1:]:
@@ -135,9 +151,18 @@ def test_the_page_opens_on_a_picture_of_drawn_prompts_and_others(browser, store,
     # a mean of 0.9 is level 113 of 126: 0.794 of the way from the middle colour to that of 1
     assert found[0][:3] == [237, 147, 52]
     browser.until("document.querySelector('#state-shares .readout').textContent != ''")
-    shares = [text(browser, f"#{name} .readout") for name in ("beliefs-drawn", "beliefs-others", "state-shares")]
-    assert "0.8\u20131 50.0 %, not visited before 50.0 %" in shares[0] and "0\u20130.2 100.0 %" in shares[1]
-    assert shares[2] == "step 3: mastered 33.3 %, learning 33.3 %, forgotten 0.0 %, never solved 33.3 %"
+    shares = [
+        text(browser, f"#{name} .readout")
+        for name in ("beliefs-drawn", "beliefs-others", "state-shares")
+    ]
+    assert (
+        "0.8\u20131 50.0 %, not visited before 50.0 %" in shares[0]
+        and "0\u20130.2 100.0 %" in shares[1]
+    )
+    assert (
+        shares[2]
+        == "step 3: mastered 33.3 %, learning 33.3 %, forgotten 0.0 %, never solved 33.3 %"
+    )
     drag(browser, 0.5, 0.9)
     browser.until("document.querySelector('dialog#prompt').open")
     assert text(browser, "#prompt-title") == f"Prompt {ids[1]}"
@@ -145,7 +170,10 @@ def test_the_page_opens_on_a_picture_of_drawn_prompts_and_others(browser, store,
     browser.page.focus("#pool")
     for _ in range(3):
         browser.page.keyboard.press("ArrowUp")
-    assert text(browser, "#pool-told") == f"Prompt {ids[0]}, mastered; step 2: posterior mean 0.96, drawn"
+    assert (
+        text(browser, "#pool-told")
+        == f"Prompt {ids[0]}, mastered; step 2: posterior mean 0.96, drawn"
+    )
     browser.page.keyboard.press("Enter")
     browser.until(f"document.querySelector('#prompt-title').textContent == 'Prompt {ids[0]}'")
 
@@ -154,20 +182,27 @@ def test_numbers_and_rows_choose_the_prompts_of_the_picture(browser, sixty, writ
     browser.open(written(sixty))
     # S = i * step modulo 5: every fifth prompt is never solved
     number = "#states a[href*='state=3']"
-    assert text(browser, f"{number} strong") == "never solved" and text(browser, f"{number} b") == "12"
+    assert (
+        text(browser, f"{number} strong") == "never solved" and text(browser, f"{number} b") == "12"
+    )
     browser.page.click(number)
     until_text(browser, "#pool-title", "12 of 60 prompts")
     browser.page.click("#pool-all")
     until_text(browser, "#pool-title", "60 prompts")
     drag(browser, 0.5, 0.26, 0.4, 0.74)
     until_text(browser, "#pool-title", "30 of 60 prompts")  # rows 15 to 44
-    assert browser("location.hash").endswith("rows=15-45") and not browser("document.querySelector('dialog').open")
+    assert browser("location.hash").endswith("rows=15-45") and not browser(
+        "document.querySelector('dialog').open"
+    )
 
 
 def test_the_page_says_what_changed_since_the_last_visit(browser, store, fill, drawn, written):
     run, ids = drawn
     browser.open(written(store))
-    assert text(browser, "#states a[href*='state=0'] span:not(.note)") == "33.3 %" and text(browser, "#pool-note") == ""
+    assert (
+        text(browser, "#states a[href*='state=0'] span:not(.note)") == "33.3 %"
+        and text(browser, "#pool-note") == ""
+    )
     browser("""Object.keys(localStorage).forEach((key) => {
         const kept = JSON.parse(localStorage[key]);
         kept.seen.at -= 2 * 3_600_000;
@@ -178,19 +213,28 @@ def test_the_page_says_what_changed_since_the_last_visit(browser, store, fill, d
     for _ in range(2):  # a page that is opened again at once is the same visit
         browser.open(written(store))
         assert text(browser, "#states a[href*='state=0'] span:not(.note)") == "+1 \u00b7 66.7 %"
-        assert text(browser, "#pool-note") == "Changes are since your last visit, 2.0 h ago at step 3."
+        assert (
+            text(browser, "#pool-note") == "Changes are since your last visit, 2.0 h ago at step 3."
+        )
 
 
 def test_curves_say_their_values(browser, sixty, written):
     browser.open(f"{written(sixty)}#view=curves&smooth=0", height=3000)
-    charts = browser('[...document.querySelectorAll("#charts figure")].map((each) => each.dataset.chart)')
+    charts = browser(
+        '[...document.querySelectorAll("#charts figure")].map((each) => each.dataset.chart)'
+    )
     # Those of which the run knows nothing are left out: the clip fraction, and a KL of 0, which has no reference.
     assert charts == ["held-out", "reward", "length", "entropy", "zero-variance", "probes"]
-    browser.until("""document.querySelectorAll("#charts [data-chart=probes] .curves path").length == 2""")
+    browser.until(
+        """document.querySelectorAll("#charts [data-chart=probes] .curves path").length == 2"""
+    )
     # 3 of 4 and 2 of 4
     assert text(browser, "[data-chart=held-out] .readout") == "step 3: 62.5 %"
     # S = 3i modulo 5 is 0 or 4 for 24 of 60; all of these were given an advantage
-    assert text(browser, "[data-chart=zero-variance] .readout") == "step 3: all 40.0 %, those given an advantage 40.0 %"
+    assert (
+        text(browser, "[data-chart=zero-variance] .readout")
+        == "step 3: all 40.0 %, those given an advantage 40.0 %"
+    )
     # S = i, 2i and 3i modulo 5, each 120 in all, of 240
     browser.page.focus("[data-chart=entropy] > svg")
     assert text(browser, "[data-chart=reward] .readout").startswith("step 3: 0.5")
@@ -229,8 +273,12 @@ def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     browser.page.keyboard.press("Enter")
     browser.until('document.querySelectorAll("#responses .card").length == 2')
     assert browser('document.querySelector("dialog#prompt").open')
-    assert text(browser, "#prompt-text pre").startswith("<script>alert(1)</script></script><!-- <img src=x onerror")
-    browser.until('document.querySelectorAll("#prompt-chart .bands .band").length == 1')  # drawn once it is in sight
+    assert text(browser, "#prompt-text pre").startswith(
+        "<script>alert(1)</script></script><!-- <img src=x onerror"
+    )
+    browser.until(
+        'document.querySelectorAll("#prompt-chart .bands .band").length == 1'
+    )  # drawn once it is in sight
     # Prompt 58, S = 3, 1, 4: alpha 3.5, 2.75, 5.375; beta 1.5, 3.75, 1.875; two rollouts of each visit are kept.
     cells = """[...document.querySelectorAll("#visits tbody tr")]
                .map((row) => [0, 1, 2, 3, 4, 5, 8].map((cell) => row.cells[cell].textContent))"""
@@ -244,8 +292,16 @@ def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     browser.page.click("#visits tbody tr:nth-child(2) button")
     browser.until(f"{kinds}.join() == 'right,wrong'")
     assert "visit=2" in browser("location.hash")
-    verdict, response = text(browser, "#responses .wrong .verdict"), text(browser, "#responses .wrong pre")
-    assert "wrong" in verdict and "advantage -0.50" in verdict and "10 tokens" in verdict and response == "answer 1"
+    verdict, response = (
+        text(browser, "#responses .wrong .verdict"),
+        text(browser, "#responses .wrong pre"),
+    )
+    assert (
+        "wrong" in verdict
+        and "advantage -0.50" in verdict
+        and "10 tokens" in verdict
+        and response == "answer 1"
+    )
     browser.page.keyboard.press("Escape")
     browser.until("!document.querySelector('dialog#prompt').open")
 
@@ -265,7 +321,8 @@ def test_the_page_says_where_the_rollouts_went(browser, sixty, written):
 def test_a_log_without_advantages_claims_none(browser, store, written, tmp_path):
     log = tmp_path / "log.jsonl"
     rows = [
-        {"step": 1, "prompt": prompt, "reward": reward} for prompt, reward in (("p", 1), ("p", 1), ("q", 0), ("q", 1))
+        {"step": 1, "prompt": prompt, "reward": reward}
+        for prompt, reward in (("p", 1), ("p", 1), ("q", 0), ("q", 1))
     ]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["import", str(log), "--run_name", "log", "--store.url", store.url]) == 0
@@ -282,7 +339,10 @@ def test_a_log_without_advantages_claims_none(browser, store, written, tmp_path)
 def test_three_runs_over_each_other_and_two_of_them_compared_by_numbers_that_are_not_smoothed(
     browser, store, fill, write, written
 ):
-    ids, held_out = fill.prompts(store, 4), store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10)
+    ids, held_out = (
+        fill.prompts(store, 4),
+        store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10),
+    )
     for name, steps, more in (("first", 3, 0), ("second", 3, [1] * 9 + [2]), ("third", 6, 0)):
         run = fill.run(store, name)
         for step in range(1, steps + 1):
@@ -292,7 +352,11 @@ def test_three_runs_over_each_other_and_two_of_them_compared_by_numbers_that_are
     address = written(store, "first", "second", "third")
     browser.open(f"{address}#view=curves&x=rollouts&smooth=0.9")
     browser.until('document.querySelectorAll("[data-chart=reward] .curves path.curve").length == 3')
-    assert [each.split()[0] for each in texts(browser, "#legend li")] == ["third", "second", "first"]
+    assert [each.split()[0] for each in texts(browser, "#legend li")] == [
+        "third",
+        "second",
+        "first",
+    ]
     browser.page.focus("[data-chart=reward] > svg")
     browser.page.keyboard.press("Home")
     assert text(browser, "[data-chart=reward] .readout").startswith("16 rollouts")
@@ -305,13 +369,17 @@ def test_three_runs_over_each_other_and_two_of_them_compared_by_numbers_that_are
     browser.page.click("#tabs a[data-view=curves]")
     browser.until("document.querySelectorAll('#legend li').length == 2")
     said = text(browser, "#comparison")
-    assert said.startswith("Held-out accuracy, second (second) minus first (first), last evaluations: +27.5 points")
+    assert said.startswith(
+        "Held-out accuracy, second (second) minus first (first), last evaluations: +27.5 points"
+    )
     assert "the second is higher. One run of each" in said and "10 prompts \u00d7 4 samples" in said
     told = "document.querySelector('[data-chart=reward] .readout').textContent"
     browser.until(f"{told} == 'step 3: second 0.5625; first 0.5625'")  # 9 of 16
 
 
-def test_a_run_of_no_step_and_of_one_step_of_an_estimator_without_history(browser, store, fill, written):
+def test_a_run_of_no_step_and_of_one_step_of_an_estimator_without_history(
+    browser, store, fill, written
+):
     """Its prompts are a chat model's."""
     run = fill.run(store, "point", fields=())
     chat = [f"<|im_start|>user\nWhat is {i}?<|im_end|>\n<|im_start|>assistant\n" for i in (1, 2, 3)]
@@ -319,18 +387,24 @@ def test_a_run_of_no_step_and_of_one_step_of_an_estimator_without_history(browse
     for step in (0, 1):
         if step:
             none, mean = np.empty((3, 0)), np.array([0.25, 0.5, 1.0])
-            rows = StepRows(ids, np.full(3, 4), 4 * mean, mean, mean * (1 - mean), none, none, np.full(3, -1))
+            rows = StepRows(
+                ids, np.full(3, 4), 4 * mean, mean, mean * (1 - mean), none, none, np.full(3, -1)
+            )
             run.record_step(step, rows)
         address = written(store)
         for view in VIEWS:
             browser.open(f"{address}#view={view}")
             assert browser.complaints == []
-            assert len(text(browser, f"#view-{view}").strip()) > 20  # something is said, never an empty chart
+            assert (
+                len(text(browser, f"#view-{view}").strip()) > 20
+            )  # something is said, never an empty chart
     browser.open(f"{address}#view=prompts&prompt={ids[1]}")
     assert texts(browser, "#prompts tbody td:last-child") == [f"What is {i}?" for i in (1, 2, 3)]
     assert text(browser, "#prompt-facts") == "learning, group mean 0.500, 1 visit"
     assert text(browser, "#prompt-text pre") == chat[1].strip()
-    assert text(browser, "#prompt-note").startswith("This estimator keeps no history: the group mean is")
+    assert text(browser, "#prompt-note").startswith(
+        "This estimator keeps no history: the group mean is"
+    )
 
 
 def test_a_run_whose_scores_are_minus_1_and_1_has_no_states(browser, store, fill, written):
@@ -340,13 +414,18 @@ def test_a_run_whose_scores_are_minus_1_and_1_has_no_states(browser, store, fill
     run.record_step(1, replace(rows, mean=np.array([0.0, 1.0]), variance=np.array([4 / 3, 0.0])))
     address = written(store)
     browser.open(address)
-    assert text(browser, "#pool-note").startswith("The scores of this run are not known to lie in [0, 1]")
+    assert text(browser, "#pool-note").startswith(
+        "The scores of this run are not known to lie in [0, 1]"
+    )
     for selector in ("#states", "#state-shares"):
         assert not browser.page.locator(selector).is_visible()
     assert browser.page.locator("#beliefs-drawn").is_visible()
     browser.open(f"{address}#view=prompts&state=3")  # an address that was sent for another run
     assert texts(browser, "#prompts th") == ["id \u25b2", "mean", "change", "visits", "text"]
-    assert text(browser, "#hits") == "2 of 2 prompts" and not browser.page.locator("#state").is_visible()
+    assert (
+        text(browser, "#hits") == "2 of 2 prompts"
+        and not browser.page.locator("#state").is_visible()
+    )
     browser.page.click("#prompts tbody a >> nth=0")
     until_text(browser, "#prompt-facts", "posterior mean 0.1")
 
@@ -392,7 +471,9 @@ def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill,
         assert waited < 2 + 0.5  # a moment for the browser to say so
     assert text(browser, "#pool-title").startswith("4 prompts: ")
     browser.page.click("#tabs a[data-view=curves]")
-    browser.until('document.querySelectorAll("[data-chart=entropy] .curves path.curve").length == 1')
+    browser.until(
+        'document.querySelectorAll("[data-chart=entropy] .curves path.curve").length == 1'
+    )
     other = fill.run(store, "other")
     write(other, ids, 1, [1, 2, 3, 4])
     browser.until('document.querySelectorAll("[data-chart=reward] .curves path.curve").length == 2')
@@ -472,13 +553,18 @@ def test_a_groups_rollouts_side_by_side_with_their_arithmetic(browser, grouped, 
     )
     assert len(places) == 2 and places[0] == places[1]  # the wrong ones beside the right one
     sums = texts(browser, f"{first} .sum")
-    assert sums[0] == "Advantage: 2 * (1 - 0.25) / 0.5 = 3" and sums[1] == f"Verifier read: {readable(HOSTILE)}"
+    assert (
+        sums[0] == "Advantage: 2 * (1 - 0.25) / 0.5 = 3"
+        and sums[1] == f"Verifier read: {readable(HOSTILE)}"
+    )
     assert sums[2] == "Advantage: 2 * (0 - 0.25) / 0.5 = -1"
     pre = browser(f"""getComputedStyle(document.querySelector("{first} pre")).whiteSpace""")
     assert pre == "pre-wrap" and texts(browser, f"{first} pre")[0].endswith("\n\tanswer  0")
     # Beta(1, 1), one of four right, then one of four right: 1.5 of 5, then 1.75 of 6.5.
     assert "posterior mean 0.300 \u2192 0.269 (90 %: 0.0" in text(browser, f"{first} .label")
-    assert text(browser, "[data-group=unverified] .sum >> nth=0") == "Advantage: could not be verified"
+    assert (
+        text(browser, "[data-group=unverified] .sum >> nth=0") == "Advantage: could not be verified"
+    )
     assert text(browser, "[data-group=filtered] .sum >> nth=0") == "Advantage: not trained on"
     assert "2 right; 2 more not kept" in text(browser, "#groups .group:last-child h2")
     note = text(browser, "#rollouts-note")
@@ -486,7 +572,10 @@ def test_a_groups_rollouts_side_by_side_with_their_arithmetic(browser, grouped, 
     browser.open(f"{address}#view=rollouts&prompt={ids[0]}&visit=2")
     browser.until('document.querySelectorAll("#responses .card").length == 4')
     assert text(browser, "#group-facts").startswith("mixed posterior mean 0.300 \u2192 0.269")
-    assert len(texts(browser, "#visits tbody tr")) == 2 and len(texts(browser, "#responses .side")) == 2
+    assert (
+        len(texts(browser, "#visits tbody tr")) == 2
+        and len(texts(browser, "#responses .side")) == 2
+    )
     assert texts(browser, "main img") == []
 
 
@@ -495,12 +584,21 @@ def test_a_bar_of_rewards_and_a_kind_of_group_are_filters_in_the_address(browser
     address = written(store)
     browser.open(f"{address}#view=rollouts")
     names = '[...document.querySelectorAll("#rewards button")].map((each) => each.ariaLabel)'
-    bars = ["Reward 0: 7 rollouts", "Reward 0.5: 4 rollouts", "Reward 1: 11 rollouts", "Reward none: 4 rollouts"]
+    bars = [
+        "Reward 0: 7 rollouts",
+        "Reward 0.5: 4 rollouts",
+        "Reward 1: 11 rollouts",
+        "Reward none: 4 rollouts",
+    ]
     assert browser(names) == bars
     browser.page.click("#rewards button >> nth=0")
     until_text(browser, "#rollout-hits", "2 of 7 groups, 7 of 26 rollouts")
-    assert shown_groups(browser) == ["mixed", "all wrong"] and "reward=0" in browser("location.hash")
-    assert browser('document.querySelector("#rewards button").getAttribute("aria-pressed")') == "true"
+    assert shown_groups(browser) == ["mixed", "all wrong"] and "reward=0" in browser(
+        "location.hash"
+    )
+    assert (
+        browser('document.querySelector("#rewards button").getAttribute("aria-pressed")') == "true"
+    )
     browser.page.select_option("#group", "wrong")
     until_text(browser, "#rollout-hits", "1 of 7 groups, 4 of 26 rollouts")
     chosen = browser("location.href")
@@ -510,14 +608,25 @@ def test_a_bar_of_rewards_and_a_kind_of_group_are_filters_in_the_address(browser
     browser.until("document.querySelector('#rollout-hits').textContent == ''")
     assert len(shown_groups(browser)) == 7
     browser.open(chosen)  # as it was sent to somebody
-    assert shown_groups(browser) == ["all wrong"] and browser("document.querySelector('#group').value") == "wrong"
+    assert (
+        shown_groups(browser) == ["all wrong"]
+        and browser("document.querySelector('#group').value") == "wrong"
+    )
     browser.page.click("#show-all")
     browser.until("document.querySelectorAll('#groups .group').length == 7")
-    for kind, count in (("mixed", 2), ("right", 1), ("alike", 1), ("unverified", 1), ("filtered", 1)):
+    for kind, count in (
+        ("mixed", 2),
+        ("right", 1),
+        ("alike", 1),
+        ("unverified", 1),
+        ("filtered", 1),
+    ):
         browser.page.select_option("#group", kind)
         browser.until(f"document.querySelectorAll('#groups .group').length == {count}")
         assert (
-            browser("[...document.querySelectorAll('#groups .group')].map((each) => each.dataset.group)")
+            browser(
+                "[...document.querySelectorAll('#groups .group')].map((each) => each.dataset.group)"
+            )
             == [kind] * count
         )
     for odd in ("reward=abc", "reward=1,", "group=nothing", "reward=%3Cscript%3E", "show=odd"):
@@ -525,7 +634,9 @@ def test_a_bar_of_rewards_and_a_kind_of_group_are_filters_in_the_address(browser
         assert shown_groups(browser) == [] and browser.page.locator("#show-all").is_visible()
 
 
-def test_rewards_of_many_values_are_in_ten_bars_that_hold_each_rollout_once(browser, store, fill, written):
+def test_rewards_of_many_values_are_in_ten_bars_that_hold_each_rollout_once(
+    browser, store, fill, written
+):
     run, ids = fill.run(store), fill.prompts(store, 1)
     rewards = np.array([-1.0, *np.arange(1, 24) / 12, 2.0])
     rows = fill.rollouts(ids, [0], samples=25)
@@ -571,7 +682,9 @@ def test_from_a_point_of_a_curve_to_the_rollouts_of_its_step(browser, sixty, wri
     assert not browser("document.querySelector('#view-curves').hidden")
 
 
-def test_of_several_curves_the_nearest_or_the_chosen_one_is_opened(browser, store, fill, write, written):
+def test_of_several_curves_the_nearest_or_the_chosen_one_is_opened(
+    browser, store, fill, write, written
+):
     ids = fill.prompts(store, 2)
     for name, right in (("low", [0, 0]), ("high", [4, 4])):
         run = fill.run(store, name)
@@ -582,7 +695,9 @@ def test_of_several_curves_the_nearest_or_the_chosen_one_is_opened(browser, stor
     for top, name in ((0.05, "high"), (0.8, "low")):
         box = browser.page.locator(chart).bounding_box()
         browser.page.mouse.click(box["x"] + box["width"] - 14, box["y"] + top * box["height"])
-        browser.until(f"document.querySelector('#run-choice').selectedOptions[0].textContent.startsWith('{name}')")
+        browser.until(
+            f"document.querySelector('#run-choice').selectedOptions[0].textContent.startsWith('{name}')"
+        )
         until_text(browser, "#rollouts-note", "Step 2: 4 kept rollouts")
         browser.page.go_back()
         browser.until("!document.querySelector('#view-curves').hidden")
@@ -591,7 +706,9 @@ def test_of_several_curves_the_nearest_or_the_chosen_one_is_opened(browser, stor
         browser.page.keyboard.press(key)
     chosen = text(browser, "[data-chart=reward] .readout").rpartition("Enter opens ")[2]
     browser.page.keyboard.press("Enter")
-    browser.until(f"document.querySelector('#run-choice').selectedOptions[0].textContent.startsWith('{chosen} ')")
+    browser.until(
+        f"document.querySelector('#run-choice').selectedOptions[0].textContent.startsWith('{chosen} ')"
+    )
 
 
 def test_groups_are_walked_by_keys(browser, grouped, written):
@@ -646,7 +763,12 @@ def test_ten_ask_and_one_looks_while_a_training_writes(browser, store, fill, wri
         asked = 0
         while not done.is_set():
             step = server.ask()["runs"][0]["step"]
-            for path in ("series", "rollouts/latest", f"rollouts/{max(1, step - number)}", f"prompts/{ids[0]}"):
+            for path in (
+                "series",
+                "rollouts/latest",
+                f"rollouts/{max(1, step - number)}",
+                f"prompts/{ids[0]}",
+            ):
                 server.ask(f"{base}/{path}")  # the status is 200
                 asked += 1
         return asked
@@ -678,13 +800,17 @@ def test_ten_ask_and_one_looks_while_a_training_writes(browser, store, fill, wri
     assert server.end()[:2] == (0, "")
 
 
-def test_a_group_of_which_no_verified_rollout_is_kept_and_numbers_edited_by_hand(browser, store, fill, written):
+def test_a_group_of_which_no_verified_rollout_is_kept_and_numbers_edited_by_hand(
+    browser, store, fill, written
+):
     run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
     rows = fill.rollouts(ids, [1, 1])
     missing = np.array([np.nan, np.nan, 1, 0])
     fill.step(run, 1, ids, [2, 2], kept=replace(rows, reward=missing, score=missing), form="plain")
     with store.database.transaction(write=True) as connection:
-        connection.exec_driver_sql("UPDATE dbb_rollout SET weight = 'x', scale = '<b>', length = 'y' WHERE sample = 1")
+        connection.exec_driver_sql(
+            "UPDATE dbb_rollout SET weight = 'x', scale = '<b>', length = 'y' WHERE sample = 1"
+        )
     browser.open(f"{written(store)}#view=rollouts")
     assert shown_groups(browser) == ["not known", "mixed"]
     assert texts(browser, "#groups .group:last-child .sum") == [
@@ -700,6 +826,8 @@ def test_what_is_shown_of_a_step_that_was_rolled_back_is_replaced(browser, store
     browser.open(f"{serve(store.url).url}#view=rollouts&step=2")
     assert texts(browser, "#groups pre") == ["old 2", "old"]
     run.roll_back(1)
-    browser.until(f"{STEP} >= 0 && document.querySelector('#run-line').textContent.includes('step 1')")
+    browser.until(
+        f"{STEP} >= 0 && document.querySelector('#run-line').textContent.includes('step 1')"
+    )
     fill.step(run, 2, ids, [1], kept=replace(rows, text=["new 2", "new"]))
     browser.until("document.querySelector('#groups pre')?.textContent == 'new 2'")

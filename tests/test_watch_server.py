@@ -66,7 +66,12 @@ def test_what_is_not_there_is_answered_by_404_and_an_error(store, running, serve
     run, _ = running
     server = serve(store.url)
     number = run.record.run_id
-    for path in ("nothing", "api/runs/99/series", f"api/runs/{number}/prompts/99", f"api/runs/{number}/prompts/x"):
+    for path in (
+        "nothing",
+        "api/runs/99/series",
+        f"api/runs/{number}/prompts/99",
+        f"api/runs/{number}/prompts/x",
+    ):
         status, _, body = server.get(path)
         assert status == 404
         assert "error" in json.loads(body)
@@ -136,7 +141,9 @@ def test_a_refused_name_is_told_how_it_is_allowed(store, serve):
     assert answer.status == 403 and "abc.proxy.runpod.net" in told and "--allowed_hosts" in told
 
 
-@pytest.mark.parametrize("name", ["*", "", "https://a.example", "a.b:443", "a.b/x", "a,b", "a..b", "*a"])
+@pytest.mark.parametrize(
+    "name", ["*", "", "https://a.example", "a.b:443", "a.b/x", "a,b", "a..b", "*a"]
+)
 def test_what_is_no_host_name_is_refused(store, capsys, name):
     assert main(["serve", "--store.url", store.url, "--allowed_hosts", name]) == 2
     assert "--allowed_hosts" in capsys.readouterr().err
@@ -162,7 +169,9 @@ def test_a_head_has_the_headers_of_the_answer(store, running, serve, path):
     ("host", "reached", "refused"),
     [("::1", ["::1"], ["127.0.0.1"]), ("[::1]", ["::1"], []), ("::", ["::1", "127.0.0.1"], [])],
 )
-def test_a_server_answers_at_the_addresses_of_ipv6_that_its_host_covers(store, running, serve, host, reached, refused):
+def test_a_server_answers_at_the_addresses_of_ipv6_that_its_host_covers(
+    store, running, serve, host, reached, refused
+):
     server = serve(store.url, "--host", host)
     assert (f"http://[::1]:{server.port}/" in server.said) == (host != "::")
     for address in reached:

@@ -16,9 +16,15 @@ WEIGHTS = {
 
 
 def test_weights_of_several_dtypes_come_out_unchanged():
-    bucket = [Parameter(name, weight.dtype, tuple(weight.shape)) for name, weight in WEIGHTS.items()]
+    bucket = [
+        Parameter(name, weight.dtype, tuple(weight.shape)) for name, weight in WEIGHTS.items()
+    ]
     packed = pack(bucket, WEIGHTS)
-    assert (packed.dtype, packed.shape, packed.requires_grad) == (torch.uint8, (6 + 16 + 8 + 12,), False)
+    assert (packed.dtype, packed.shape, packed.requires_grad) == (
+        torch.uint8,
+        (6 + 16 + 8 + 12,),
+        False,
+    )
     unpacked = dict(unpack(bucket, packed.clone()))
     assert list(unpacked) == list(WEIGHTS)
     for name, weight in unpacked.items():
@@ -60,13 +66,19 @@ def test_a_parameter_that_vllm_ignores_is_an_error_each_time(receiver):
     weights = [("a", torch.ones(1)), ("b", torch.ones(2))]
     receiver.load(weights)
     receiver.load(weights)
-    assert [list(names) for names in receiver.loaded] == [["a"], ["b"], ["a", "b"]]  # one by one, until all are known
+    assert [list(names) for names in receiver.loaded] == [
+        ["a"],
+        ["b"],
+        ["a", "b"],
+    ]  # one by one, until all are known
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"loaded nothing from 'lost' \(2, 3\)"):
             receiver.load([*weights, ("lost", torch.ones(2, 3))])
 
 
-def test_a_weight_in_the_policys_memory_is_loaded_and_one_that_vllm_ignores_is_an_error(receiver, monkeypatch):
+def test_a_weight_in_the_policys_memory_is_loaded_and_one_that_vllm_ignores_is_an_error(
+    receiver, monkeypatch
+):
     monkeypatch.setattr("openrlhf.trainer.ray.utils.get_physical_gpu_id", lambda: "this GPU")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
@@ -85,7 +97,9 @@ def test_a_bucket_in_the_policys_memory_is_loaded_on_this_gpu(receiver, monkeypa
     monkeypatch.setattr("openrlhf.trainer.ray.utils.get_physical_gpu_id", lambda: "this GPU")
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(receiver.loaded)))
-    bucket = [Parameter(name, weight.dtype, tuple(weight.shape)) for name, weight in WEIGHTS.items()]
+    bucket = [
+        Parameter(name, weight.dtype, tuple(weight.shape)) for name, weight in WEIGHTS.items()
+    ]
     packed = pack(bucket, WEIGHTS)
     places = []
 

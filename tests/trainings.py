@@ -89,7 +89,10 @@ def change(folder, *statements):
 
 def unfinish(folder):
     """Make a finished run look like one whose process was killed after the last step, before it saved the model."""
-    change(folder, "UPDATE dbb_run SET status = 'running', owner_host = '', owner_pid = 0, owner_started = NULL")
+    change(
+        folder,
+        "UPDATE dbb_run SET status = 'running', owner_host = '', owner_pid = 0, owner_started = NULL",
+    )
 
 
 def logged(folder):
@@ -113,7 +116,9 @@ def check_store(folder):
 def check_posteriors(folder, steps):
     """Steps 1 to ``steps`` are whole."""
     check_store(folder)
-    groups = rows(folder, "SELECT step, count(*) FROM posterior_history GROUP BY step ORDER BY step")
+    groups = rows(
+        folder, "SELECT step, count(*) FROM posterior_history GROUP BY step ORDER BY step"
+    )
     assert groups == [(step, 16) for step in range(1, steps + 1)]
 
 
@@ -199,7 +204,10 @@ def check_questions(folder, capsys, run, prompt, advantages, database="openrlhf_
     capsys.readouterr()
     assert main(["explain", run, "1", prompt, "--json", "--store.url", url]) == 0
     explained = json.loads(capsys.readouterr().out)
-    again = [row["weight"] * (row["reward"] - row["baseline"]) / row["scale"] for row in explained["rollouts"]]
+    again = [
+        row["weight"] * (row["reward"] - row["baseline"]) / row["scale"]
+        for row in explained["rollouts"]
+    ]
     assert again == pytest.approx(list(advantages), abs=1e-6)
     page = folder / "page.html"
     assert main(["report", run, "-o", str(page), "--store.url", url]) == 0

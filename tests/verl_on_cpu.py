@@ -23,10 +23,14 @@ NOTHING = dict.fromkeys((
     "ipc_collect", "reset_peak_memory_stats", "set_per_process_memory_fraction",
 ))  # fmt: skip
 HERE = NOTHING | {"is_available": True, "device_count": 1, "current_device": torch.device("cpu")}
-MEMORY = dict.fromkeys(("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"), 0)
+MEMORY = dict.fromkeys(
+    ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"), 0
+)
 
 device = types.ModuleType("verl_on_cpu.device")
-vars(device).update(answering(HERE | MEMORY | {"mem_get_info": (2**34, 2**34), "get_device_name": "CPU"}))
+vars(device).update(
+    answering(HERE | MEMORY | {"mem_get_info": (2**34, 2**34), "get_device_name": "CPU"})
+)
 for _name in ("synchronize", "current_stream", "stream", "Stream"):
     setattr(device, _name, getattr(torch.cpu, _name))
 device.get_rng_state = lambda *_: torch.get_rng_state()
@@ -50,7 +54,9 @@ _init_process_group = torch.distributed.init_process_group
 
 def _init(backend=None, **kwargs):
     """verl asks for "cpu:gloo,DEVICE:BACKEND", which torch refuses if DEVICE is cpu too."""
-    return _init_process_group(backend="gloo" if backend == "cpu:gloo,cpu:gloo" else backend, **kwargs)
+    return _init_process_group(
+        backend="gloo" if backend == "cpu:gloo,cpu:gloo" else backend, **kwargs
+    )
 
 
 torch.distributed.init_process_group = _init

@@ -8,7 +8,9 @@ import json
 import random
 from pathlib import Path
 
-argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+).parse_args()
 TRAIN, HELDOUT = 64, 64
 
 random.seed(7)
@@ -17,7 +19,9 @@ while len(answers) < TRAIN + HELDOUT:
     numbers = random.sample(range(10, 100), 4)
     question = f"Which is the largest of {', '.join(map(str, numbers))}?"
     answers[question] = str(max(numbers))
-rows = [json.dumps({"question": question, "answer": answer}) for question, answer in answers.items()]
+rows = [
+    json.dumps({"question": question, "answer": answer}) for question, answer in answers.items()
+]
 folder = Path(__file__).parent
 (folder / "train.jsonl").write_text("\n".join(rows[:TRAIN]) + "\n")
 (folder / "heldout.jsonl").write_text("\n".join(rows[TRAIN:]) + "\n")

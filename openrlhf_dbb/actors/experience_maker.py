@@ -43,7 +43,9 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         return rollout_samples
 
     @torch.no_grad()
-    def make(self, batch: RolloutBatch, step: int, probes: Probes | None) -> tuple[list[Experience], dict[str, float]]:
+    def make(
+        self, batch: RolloutBatch, step: int, probes: Probes | None
+    ) -> tuple[list[Experience], dict[str, float]]:
         """Return the step's rollouts with log-probs and advantages, and what is logged of them.
 
         Where one optimizer update takes all rollouts, the training pass computes the log-probs
@@ -67,7 +69,11 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         return samples, self.add_advantages(samples, batch, step, probes)
 
     def add_advantages(
-        self, experiences: list[Experience], batch: RolloutBatch, step: int, probes: Probes | None = None
+        self,
+        experiences: list[Experience],
+        batch: RolloutBatch,
+        step: int,
+        probes: Probes | None = None,
     ) -> dict[str, float]:
         """Observe all rollouts of a step, give the trained ones their advantages, in place, and return what is logged.
 
@@ -76,18 +82,25 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         # In the order of the experiences, since a dynamic batch sorts the rollouts by length.
         places = [place for experience in experiences for place in experience.index]
         groups_R = batch.groups_of_each(places)
-        filtered = [replace(rollout, rewards=rollout.rewards.clone()) for rollout in rollouts_of(batch.filtered)]
+        filtered = [
+            replace(rollout, rewards=rollout.rewards.clone())
+            for rollout in rollouts_of(batch.filtered)
+        ]
         generated = [*experiences, *filtered]
         rewards_R, scores_R = self._rewards(generated)
         extras = replace(
             batch.extras(groups_R),
-            tokens=torch.cat([experience.response_length for experience in generated]).long().numpy(),
+            tokens=torch.cat([experience.response_length for experience in generated])
+            .long()
+            .numpy(),
             probes=probes,
             responses=self._responses(generated),
         )
         prompts, labels = zip(*[group.prompt.key for group, _ in groups_R], strict=True)
         form = self.advantage_estimator
-        scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
+        scored = self.posteriors.observe(
+            step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras
+        )
         scored = thinned(scored, self.args.train.thin, self.args.train.seed, step)
         self._spread(experiences, scored)
         verified_R = ~np.isnan(rewards_R[: len(places)])
@@ -117,8 +130,12 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     def _rewards(self, experiences: list[Experience]) -> tuple[Floats, Floats]:
         """Return rewards after length penalties and scores before them, (R,) each; NaN where missing."""
         for experience in experiences:  # integers would cut the penalties
-            experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
-        scores_R = np.array(scores(experiences))  # a copy: without a score it is the reward, which a penalty changes
+            experience.rewards = experience.rewards.to(
+                torch.promote_types(experience.rewards.dtype, torch.float32)
+            )
+        scores_R = np.array(
+            scores(experiences)
+        )  # a copy: without a score it is the reward, which a penalty changes
         apply_length_penalties(experiences, self.args)
         rewards_R = torch.cat([experience.rewards for experience in experiences]).double().numpy()
         return np.where(np.isnan(scores_R), np.nan, rewards_R), scores_R
@@ -128,12 +145,16 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         sizes = [len(experience.rewards) for experience in experiences]
         advantages = _split(scored.advantages, sizes)
         group_stds = _split(scored.group_std, sizes)
-        for experience, advantage, group_std in zip(experiences, advantages, group_stds, strict=True):
+        for experience, advantage, group_std in zip(
+            experiences, advantages, group_stds, strict=True
+        ):
             if self.args.rollout.n_samples_per_prompt > 1:  # as upstream
                 experience.info["group_reward_std"] = group_std
             mask = experience.action_mask
             # OpenRLHF's reward clip is left out: it would cut advantages (up to sqrt(alpha / beta)), not rewards.
-            reward: Any = compute_reward(advantage, self.kl_ctl.value, experience.kl, action_mask=mask)
+            reward: Any = compute_reward(
+                advantage, self.kl_ctl.value, experience.kl, action_mask=mask
+            )
             experience.returns = self.get_cumulative_returns(reward, mask, 1.0)
             experience.advantages = experience.returns.clone()
             experience.kl = None
@@ -151,7 +172,11 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         keep = self.args.rollouts.keep
         if keep == 0:
             return None
-        rows = [(experience, row) for experience in experiences for row in range(len(experience.sequences))]
+        rows = [
+            (experience, row)
+            for experience in experiences
+            for row in range(len(experience.sequences))
+        ]
 
         def decode(place: int) -> str:
             experience, row = rows[place]
@@ -172,7 +197,9 @@ def _split(values_R: Floats, sizes: list[int]) -> Sequence[torch.Tensor]:
     return torch.from_numpy(values_R[: sum(sizes)]).float().split(sizes)
 
 
-def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, divide: bool) -> None:
+def whiten(
+    experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, divide: bool
+) -> None:
     """Subtract the batch's mean from the advantages, and divide by its deviation, in place.
 
     Mean and deviation are over the response tokens of all verified rollouts together. A rollout that is not verified is
@@ -193,7 +220,9 @@ def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, 
         scale = 1.0
     for experience, rows in pairs:
         advantages = experience.advantages.double()
-        experience.advantages = ((advantages - mean * rows[:, None]) * scale).to(experience.advantages.dtype)
+        experience.advantages = ((advantages - mean * rows[:, None]) * scale).to(
+            experience.advantages.dtype
+        )
 
 
 def means(experiences: Sequence[Experience]) -> dict[str, float]:

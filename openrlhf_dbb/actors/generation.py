@@ -129,7 +129,8 @@ class RolloutGenerator(SamplesGenerator):
         *args: Any,
         sampler: Sampler,
         judges: bool,  # the sampler may reject a group
-        predictive: Callable[[], Predictive] | None = None,  # given if the sampler draws the prompts
+        predictive: Callable[[], Predictive]
+        | None = None,  # given if the sampler draws the prompts
         prompt_ids: Mapping[Key, int],
         max_rollouts: int | None = None,
     ) -> None:
@@ -153,7 +154,8 @@ class RolloutGenerator(SamplesGenerator):
         corrects = self.args.algo.advantage.is_correction_level != "off"
         vllms = self.args.train.vllm_log_probs
         self._takes_log_probs = one_update(self.args) or waits or corrects or vllms
-        self._compares = True  # the first batch comes with vLLM's log-probs; the training pass compares them
+        # The first batch comes with vLLM's log-probs; the training pass compares them
+        self._compares = True
         self._options: dict[str, Any] = {}  # OpenRLHF's, of the batch that is being filled
         self._calls_pending: dict[Any, list[int]] = {}  # of each call of Ray its tickets
 
@@ -178,7 +180,9 @@ class RolloutGenerator(SamplesGenerator):
         self._filler.version = steps
 
     @torch.no_grad()
-    def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
+    def generate_samples(
+        self, **generate_kwargs: Any
+    ) -> tuple[RolloutBatch, float | None, int, bool]:
         """Return one whole rollout batch, or an empty one if the pass over the data ends first.
 
         With it, as OpenRLHF's loop expects: the share of groups kept, in percent; the number of prompts generated for;
@@ -236,7 +240,9 @@ class RolloutGenerator(SamplesGenerator):
         """Return what a checkpoint between two steps holds. A resume asks once more for the groups that wait."""
         state = self._filler.state()
         place = state.pop("place")
-        return Snapshot(state, place, self._filler.ends_pass, self.sampler.metrics(), state["generated"])
+        return Snapshot(
+            state, place, self._filler.ends_pass, self.sampler.metrics(), state["generated"]
+        )
 
     def load(self, state: dict[str, Any], place: dict[str, Any]) -> None:
         """Continue from a :meth:`snapshot`, also from one of an earlier release, which names prompts by their texts."""
@@ -308,8 +314,12 @@ class RolloutGenerator(SamplesGenerator):
             if self.args.vllm.enable_sleep:
                 ray.get([engine.sleep.remote() for engine in self.vllm_engines])
 
-    def _ask(self, prompts: Sequence[Prompt], most: int, **generate_kwargs: Any) -> list[tuple[Any, list[int]]]:
-        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+    def _ask(
+        self, prompts: Sequence[Prompt], most: int, **generate_kwargs: Any
+    ) -> list[tuple[Any, list[int]]]:
+        samples = generate_kwargs.get(
+            "n_samples_per_prompt", self.args.rollout.n_samples_per_prompt
+        )
         sampling = {
             "temperature": generate_kwargs.get("temperature", 1.0),
             "top_p": generate_kwargs.get("top_p", 1.0),
@@ -322,13 +332,19 @@ class RolloutGenerator(SamplesGenerator):
         calls = []
         for engine, places in self._calls(len(prompts), samples, most):
             part = [tuple(prompts[place]) for place in places]
-            calls.append((engine.generate_groups.remote(part, sampling, samples, max_length), places))
+            calls.append(
+                (engine.generate_groups.remote(part, sampling, samples, max_length), places)
+            )
         return calls
 
-    def _calls(self, prompts: int, samples: int, most: int = PROMPTS_A_CALL) -> Iterator[tuple[Any, list[int]]]:
+    def _calls(
+        self, prompts: int, samples: int, most: int = PROMPTS_A_CALL
+    ) -> Iterator[tuple[Any, list[int]]]:
         """Yield the engine and the places of the prompts of each call."""
         # The next prompt goes where least is left to do.
-        loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
+        loads = ray.get(
+            [engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines]
+        )
         shares: list[list[int]] = [[] for _ in loads]
         for place in range(prompts):
             least = loads.index(min(loads))

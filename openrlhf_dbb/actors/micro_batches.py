@@ -75,7 +75,9 @@ def together(
             yield make_experience_batch([rows[number] for number in numbers])
 
 
-def chosen(experiences: Sequence[Experience], count: int, device: str, longest_shared: int) -> list[Sequence[int]]:
+def chosen(
+    experiences: Sequence[Experience], count: int, device: str, longest_shared: int
+) -> list[Sequence[int]]:
     """Return for each of ``count`` micro-batches the numbers of its rows; otherwise as above."""
     rows = [Row.of(experience) for experience in experiences]
     # Prompts of equal length need no padding.
@@ -135,7 +137,10 @@ def without_padding_behind(mask: torch.Tensor) -> torch.Tensor:
 
 
 def laid_out(
-    sequences: torch.Tensor, attention: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype | None
+    sequences: torch.Tensor,
+    attention: torch.Tensor,
+    wanted: torch.Tensor,
+    dtype: torch.dtype | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens to compute for the log-probs of the wanted ones, and their attention mask.
 
@@ -203,7 +208,9 @@ def _work_of(places: torch.Tensor) -> int:
     return _cost(sequences, width, places.device.type)
 
 
-def _mask(places: torch.Tensor, prompt: torch.Tensor, owner: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _mask(
+    places: torch.Tensor, prompt: torch.Tensor, owner: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
     """Return the mask (G, 1, L, L) with which a response sees its prompt and itself.
 
     Args:

@@ -83,7 +83,9 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         actions = tokens[:, 1:][:, -(args.rollout.max_new_tokens or length) :]
         embedded = list[torch.Tensor]()
         embeddings = engine.module.get_input_embeddings()
-        hook = embeddings.register_forward_hook(lambda _, __, output: embedded.append(output.requires_grad_()))
+        hook = embeddings.register_forward_hook(
+            lambda _, __, output: embedded.append(output.requires_grad_())
+        )
         longest_shared = policy.longest_shared
         policy.longest_shared = 0  # as if each row had its own prompt
         policy.model = engine.module.train()  # the engine would count the pass
@@ -151,7 +153,9 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         """
         trainer = self.trainer
         args = self.strategy.args
-        if args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1:  # both are refused with LoRA
+        if (
+            args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1
+        ):  # both are refused with LoRA
             super().broadcast_to_vllm()
             return
         trained = {}
@@ -162,7 +166,9 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         if torch.distributed.get_rank() == 0 and args.vllm.enable_prefix_caching:
             cleared = [engine.reset_prefix_cache.remote() for engine in trainer.vllm_engines]
         torch.cuda.empty_cache()
-        parameters = [Parameter(name, weight.dtype, weight.shape) for name, weight in trained.items()]
+        parameters = [
+            Parameter(name, weight.dtype, weight.shape) for name, weight in trained.items()
+        ]
         device = next(iter(trained.values())).device.type
         for bucket in buckets(parameters, BUCKET_BYTES[device]):
             self._send(bucket, trained)
@@ -193,12 +199,19 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
     def _share(self, bucket: list[Parameter], packed: torch.Tensor) -> None:
         """Have the engine on each rank's GPU load a bucket from that rank's memory; all ranks call this."""
         handles_of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(handles_of_ranks, {get_physical_gpu_id(): reduce_tensor(packed)})
+        torch.distributed.all_gather_object(
+            handles_of_ranks, {get_physical_gpu_id(): reduce_tensor(packed)}
+        )
         if torch.distributed.get_rank() == 0:
             handles = {}
             for handle_of_gpu in handles_of_ranks:
                 handles.update(handle_of_gpu)
-            ray.get([engine.receive_weights.remote(bucket, handles) for engine in self.trainer.vllm_engines])
+            ray.get(
+                [
+                    engine.receive_weights.remote(bucket, handles)
+                    for engine in self.trainer.vllm_engines
+                ]
+            )
         torch_dist_barrier_and_cuda_sync()  # no rank gives its memory up before all have been read
 
     def save_best(self, folder: str) -> dict[str, int]:
@@ -213,7 +226,9 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
     def save_card(self, text: str) -> None:
         """Write the model card beside the trained model. The driver may not see this folder."""
         if torch.distributed.get_rank() == 0:
-            (Path(self.strategy.args.ckpt.output_dir) / best_model.CARD).write_text(text, encoding="utf-8")
+            (Path(self.strategy.args.ckpt.output_dir) / best_model.CARD).write_text(
+                text, encoding="utf-8"
+            )
 
     def append_extra_rows(self, experience: list[Experience]) -> None:
         """Keep rows for the next ``fit``. Their number may differ between ranks."""

@@ -13,7 +13,8 @@ TRAINING = "training"
 GENERATING = "generating"
 EVALUATING = "evaluating"
 COUNTED_BY_ENGINES = (GENERATING, EVALUATING)
-DIFFERENCE = "vllm/log_prob_difference"  # the metric: mean of the absolute differences, nats a token
+# The metric: mean of the absolute differences, nats a token
+DIFFERENCE = "vllm/log_prob_difference"
 
 _MANY_MISSING = 0.05  # of the rollouts
 _LAST_ROLLOUTS = 256  # fewer say little about a rare success
@@ -44,7 +45,9 @@ class Progress:
     phase: str = "starting"
     size: int = 0  # rollouts of the phase; 0 if they are not counted
     since: float = field(default_factory=time.monotonic)  # the phase began
-    ends: list[float] = field(default_factory=list)  # of the steps of this start; the first is their beginning
+    ends: list[float] = field(
+        default_factory=list
+    )  # of the steps of this start; the first is their beginning
     reward: float | None = None  # mean of the last step
     zero_variance: float | None = None  # share of the last step's groups; None at N = 1
     accuracy: dict[int, float] = field(default_factory=dict)  # held-out, by step
@@ -53,7 +56,8 @@ class Progress:
     before: list[tuple[str, float]] = field(default_factory=list)
     after: list[tuple[str, float]] = field(default_factory=list)
     outcomes: list[StepOutcome] = field(default_factory=list)  # of the steps of this start
-    difference: float = 0.0  # of the log-probs of vLLM and the policy in the first step of this start
+    # Of the log-probs of vLLM and the policy in the first step of this start
+    difference: float = 0.0
     best: Best | None = None  # best, best_folder and warnings: once the run has finished
     best_folder: Path | None = None
     warnings: list[str] = field(default_factory=list)
@@ -66,7 +70,9 @@ class Progress:
             self.phase = phase
             self.since = time.monotonic()
 
-    def troubles(self, *, held_out_samples: int, max_new_tokens: int | None, punishes_failures: bool) -> dict[str, str]:
+    def troubles(
+        self, *, held_out_samples: int, max_new_tokens: int | None, punishes_failures: bool
+    ) -> dict[str, str]:
         """Return what is wrong with the run and what to do about it, one line each, by the kind of trouble."""
         last = self._last_rollouts()
         generated = last.rollouts + last.missing

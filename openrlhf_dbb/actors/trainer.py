@@ -98,7 +98,12 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._ahead: GenerationAhead | None = None
         models = groups[:4]  # policy, critic, reward and reference
         self.experience_maker = PosteriorExperienceMaker(
-            *models, self.kl_ctl, strategy, self.tokenizer, posteriors=self._posteriors, progress=progress
+            *models,
+            self.kl_ctl,
+            strategy,
+            self.tokenizer,
+            posteriors=self._posteriors,
+            progress=progress,
         )
 
     def _plan(self, prompts: int) -> None:
@@ -151,7 +156,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return lines | self.progress.troubles(
             held_out_samples=held_out_prompts * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
-            punishes_failures=bool(estimator.state_fields) and not estimator.shared_fields and not form.sums_to_zero,
+            punishes_failures=bool(estimator.state_fields)
+            and not estimator.shared_fields
+            and not form.sums_to_zero,
         )
 
     def fit(self, global_step: int = 0) -> None:
@@ -233,7 +240,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """Return the states of the checkpoint, which every rank must have loaded, or of a start."""
         if self._checkpoint is None:
             return {"episode": 0, "global_step": 0, "total_consumed_prompts": 0}
-        states = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))
+        states = ray.get(
+            self.actor_model_group.async_run_method(method_name="get_checkpoint_states")
+        )
         loaded = [(state.get("global_step"), state.get(MARK, {}).get("run")) for state in states]
         checkpoints.check_loaded(self._folder, self._checkpoint, self._run.record.uuid, loaded)
         return dict(states[0])
@@ -249,7 +258,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 self.broadcast_to_vllm()
             self._evaluate(step)
 
-    def train_step(self, rollout_samples: RolloutBatch, global_step: int) -> tuple[dict[str, Any], int]:
+    def train_step(
+        self, rollout_samples: RolloutBatch, global_step: int
+    ) -> tuple[dict[str, Any], int]:
         """Train on one rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
 
         The posteriors are written at the same time. The step is reported, and may be saved, once they are stored.
@@ -306,7 +317,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         probed = {prompt.key: prompt for prompt in prompts if prompt.key in self._probed}
         self.progress.enter("probing")
         samples = self.args.probe.samples
-        scores_Q_M = self._generator.score_more(list(probed.values()), samples, **self.generate_kwargs)
+        scores_Q_M = self._generator.score_more(
+            list(probed.values()), samples, **self.generate_kwargs
+        )
         return Probes(list(probed), scores_Q_M)
 
     def save_logs_and_checkpoints(
@@ -345,7 +358,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def _complete_checkpoint(self, step: int, tag: str) -> None:
         """Let a checkpoint count as whole, once the store is durable up to it."""
-        listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
+        listings = ray.get(
+            self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag)
+        )
         listings += self._save_replays(tag)
         folder = checkpoints.actor_folder(self._folder, tag)
         listings.append(saved_generation.save(folder, self._snapshot.state))
@@ -379,7 +394,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         progress = self.progress
         phase = progress.phase
         began = time.monotonic()
-        logs, results = evaluation.measure(self._generator, self._benchmarks, self._sampling, progress)
+        logs, results = evaluation.measure(
+            self._generator, self._benchmarks, self._sampling, progress
+        )
         config = {
             "dataset": self.args.eval.dataset,
             "benchmarks": {name: prompts.about() for name, prompts in self._benchmarks.items()},
@@ -416,7 +433,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._best.wants(candidate):
             self.progress.enter("saving the best model")
             folder = str(self._best.begin())
-            listings = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
+            listings = ray.get(
+                self.actor_model_group.async_run_method(method_name="save_best", folder=folder)
+            )
             self._best.finish(candidate, listings)
 
 

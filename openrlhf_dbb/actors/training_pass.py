@@ -17,7 +17,13 @@ from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 from peft import PeftModel
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.actors.micro_batches import ROUND, first_equal, laid_out, together, without_padding_behind
+from openrlhf_dbb.actors.micro_batches import (
+    ROUND,
+    first_equal,
+    laid_out,
+    together,
+    without_padding_behind,
+)
 from openrlhf_dbb.actors.progress import DIFFERENCE
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
@@ -44,7 +50,9 @@ class LogProbs(torch.autograd.Function):
             total[rows] = largest + log_sums
         ctx.save_for_backward(logits, tokens, total, entropy)
         ctx.temperature = temperature
-        ctx.set_materialize_grads(False)  # an entropy that is only logged takes no part in the backward pass
+        ctx.set_materialize_grads(
+            False
+        )  # an entropy that is only logged takes no part in the backward pass
         return log_probs[:, 0], entropy[:, 0]
 
     @staticmethod
@@ -81,7 +89,9 @@ class ResponseActor(Actor):
         longest_shared: tokens of a row up to which rows may share their prompt.
     """
 
-    def __init__(self, *args: Any, target_modules: str | list[str] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, target_modules: str | list[str] | None = None, **kwargs: Any
+    ) -> None:
         # The flag makes a list of the word; peft takes only the bare word for all layers.
         if target_modules == ["all-linear"]:
             target_modules = "all-linear"
@@ -107,9 +117,19 @@ class ResponseActor(Actor):
         ``sequences`` and ``attention_mask`` are (B, T), the others (B, A).
         """
         head = self.model.get_output_embeddings()
-        if action_mask is None or attention_mask is None or head is None or self._is_special(options):
+        if (
+            action_mask is None
+            or attention_mask is None
+            or head is None
+            or self._is_special(options)
+        ):
             return super().forward(
-                sequences, action_mask, attention_mask, return_output, return_entropy=return_entropy, **options
+                sequences,
+                action_mask,
+                attention_mask,
+                return_output,
+                return_entropy=return_entropy,
+                **options,
             )
         rows, length = sequences.shape
         first = length - action_mask.shape[1]
@@ -136,7 +156,9 @@ class ResponseActor(Actor):
         positions = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1)
         inputs = places.clamp(min=0)
         with only_rows(head, kept):
-            output = self.model(tokens[inputs], attention_mask=mask, position_ids=positions.flatten()[inputs])
+            output = self.model(
+                tokens[inputs], attention_mask=mask, position_ids=positions.flatten()[inputs]
+            )
         logits = output["logits"][0]
         output["logits"] = None  # their memory becomes the gradient's
 
@@ -152,7 +174,9 @@ class ResponseActor(Actor):
 
     def _is_special(self, options: dict[str, Any]) -> bool:
         """Return whether rows are packed, or come with images or other things of OpenRLHF's."""
-        special = [name for name, value in options.items() if value is not None and value is not False]
+        special = [
+            name for name, value in options.items() if value is not None and value is not False
+        ]
         return bool(special) or self.packing_samples
 
 
@@ -192,16 +216,22 @@ class StepLoss(torch.nn.Module):
     Source: Dr.GRPO, "Understanding R1-Zero-Like Training: A Critical Perspective", section 3.
     """
 
-    def __init__(self, loss: PolicyLoss, length: int | None = None, *, old_are_vllms: bool = False) -> None:
+    def __init__(
+        self, loss: PolicyLoss, length: int | None = None, *, old_are_vllms: bool = False
+    ) -> None:
         super().__init__()
         self._old_are_vllms = old_are_vllms
         loss.token_level_loss |= length is not None
         self.loss = loss
         self.length = length
         self.rows: torch.Tensor | None = None  # (B,) bool, the rows that were computed; None: all
-        self.differences: list[torch.Tensor] = []  # of the policy's log-probs and vLLM's, where there are both
+        self.differences: list[
+            torch.Tensor
+        ] = []  # of the policy's log-probs and vLLM's, where there are both
 
-    def forward(self, log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *args: Any, **info: Any) -> Any:
+    def forward(
+        self, log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *args: Any, **info: Any
+    ) -> Any:
         """Return upstream's loss of log-probs (B, T); note how far they are from vLLM's."""
         # Upstream divides the sum over tokens by batch_num_tokens. global_batch_size counts the rows of the optimizer
         # step that have an action, divided by its number of micro-batches, which DeepSpeed divides the loss by.

@@ -84,10 +84,16 @@ class StrictRolloutActor(PlatformRolloutActor):
         have at most ``max_length`` tokens together.
         """
         # An agent is a subclass with its own loop; only upstream's own class asks the engine once and then scores.
-        group = self._group if type(self.executor) is SingleTurnAgentExecutor else self._group_of_agents
-        return await asyncio.gather(*(group(prompt, sampling, samples, max_length) for prompt in prompts))
+        group = (
+            self._group if type(self.executor) is SingleTurnAgentExecutor else self._group_of_agents
+        )
+        return await asyncio.gather(
+            *(group(prompt, sampling, samples, max_length) for prompt in prompts)
+        )
 
-    async def _group(self, row: _Prompt, sampling: dict[str, Any], samples: int, max_length: int) -> _Group:
+    async def _group(
+        self, row: _Prompt, sampling: dict[str, Any], samples: int, max_length: int
+    ) -> _Group:
         """Do what upstream's ``SingleTurnAgentExecutor.execute`` does, with one request instead of N."""
         prompt, label, images = row
         train_inputs = None
@@ -95,7 +101,9 @@ class StrictRolloutActor(PlatformRolloutActor):
         if images and hasattr(self._tokenizer, "image_processor"):  # a vision-language model
             from openrlhf.utils.vlm_utils import process_prompt_with_images
 
-            tokens, train_inputs, pictures = process_prompt_with_images(self._tokenizer, prompt, images)
+            tokens, train_inputs, pictures = process_prompt_with_images(
+                self._tokenizer, prompt, images
+            )
         else:
             tokens = list(self._tokenizer(text=prompt, add_special_tokens=False)["input_ids"])
         new_tokens = sampling["max_tokens"] or max(1, max_length - len(tokens))
@@ -103,7 +111,9 @@ class StrictRolloutActor(PlatformRolloutActor):
         shown = prompt
         if len(tokens) > room:
             if pictures:
-                raise ValueError(f"a prompt with images has {len(tokens)} tokens, above {room}; raise --data.max_len")
+                raise ValueError(
+                    f"a prompt with images has {len(tokens)} tokens, above {room}; raise --data.max_len"
+                )
             tokens = tokens[-room:]
             shown = self._tokenizer.decode(tokens)
         # Only the reward needs the text. It is decoded once, and not token by token.
@@ -115,7 +125,12 @@ class StrictRolloutActor(PlatformRolloutActor):
             text = self._text(shown, tokens, response.token_ids)
             pending.append(self._reward(text, prompt, label))
         rewards = await asyncio.gather(*pending)
-        of_prompt = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": train_inputs}
+        of_prompt = {
+            "prompt": prompt,
+            "label": label,
+            "images": images,
+            "mm_train_inputs": train_inputs,
+        }
         group = []
         for response, reward in zip(answer.outputs, rewards, strict=True):
             group.append({**of_prompt, **_rollout(tokens, response), **reward})
@@ -123,16 +138,22 @@ class StrictRolloutActor(PlatformRolloutActor):
 
     def _text(self, prompt: str, prompt_tokens: list[int], response_tokens: Sequence[int]) -> str:
         """Return prompt and response as text, with the prompt as it is where decoding would change it."""
-        text = str(self._tokenizer.decode([*prompt_tokens, *response_tokens], skip_special_tokens=False))
+        text = str(
+            self._tokenizer.decode([*prompt_tokens, *response_tokens], skip_special_tokens=False)
+        )
         if text.startswith(prompt):
             return text
-        return prompt + str(self._tokenizer.decode(list(response_tokens), skip_special_tokens=False))
+        return prompt + str(
+            self._tokenizer.decode(list(response_tokens), skip_special_tokens=False)
+        )
 
     async def _reward(self, query: str, prompt: str, label: Any) -> dict[str, Any]:
         executor = self.executor
         if not executor.reward_endpoints:
             return {"reward": None, "scores": None, "extra_logs": {}, "read": None}
-        call = functools.partial(scored, executor.reward_func, executor.reward_endpoints[0], query, prompt, label)
+        call = functools.partial(
+            scored, executor.reward_func, executor.reward_endpoints[0], query, prompt, label
+        )
         try:  # upstream's executor would log an error and go on without a reward
             if getattr(executor.reward_func, "quick", False):
                 reward, score, logs, read = call()  # a thread switch would take longer
@@ -148,7 +169,9 @@ class StrictRolloutActor(PlatformRolloutActor):
         score = math.nan if score is None else score
         return {"reward": reward or 0.0, "scores": score, "extra_logs": logs, "read": read}
 
-    async def _group_of_agents(self, row: _Prompt, sampling: dict[str, Any], samples: int, max_length: int) -> _Group:
+    async def _group_of_agents(
+        self, row: _Prompt, sampling: dict[str, Any], samples: int, max_length: int
+    ) -> _Group:
         """Return the rollouts of N agents; their turns differ, so each asks the engine by itself."""
         prompt, label, images = row
         execute = functools.partial(

@@ -17,16 +17,31 @@ INTERRUPTED = 130
 
 COMMANDS = {
     "train": (None, "train a model with GRPO and stored posteriors"),
-    "evaluate": ("openrlhf_dbb.evaluation.command", "measure models on benchmarks and compare them"),
-    "tasks": ("openrlhf_dbb.cli.tasks", "list tasks that a program makes and verifies, or try a model on them"),
+    "evaluate": (
+        "openrlhf_dbb.evaluation.command",
+        "measure models on benchmarks and compare them",
+    ),
+    "tasks": (
+        "openrlhf_dbb.cli.tasks",
+        "list tasks that a program makes and verifies, or try a model on them",
+    ),
     "lab": ("openrlhf_dbb.lab", "choose an estimator and a discount without training"),
-    "runs": ("openrlhf_dbb.inspect.show", "list all runs, newest first, with their held-out accuracy"),
+    "runs": (
+        "openrlhf_dbb.inspect.show",
+        "list all runs, newest first, with their held-out accuracy",
+    ),
     "show": ("openrlhf_dbb.inspect.show", "a run: held-out accuracy, progress, cost, lineage"),
     "history": ("openrlhf_dbb.inspect.explain", "every visit of one prompt"),
     "explain": ("openrlhf_dbb.inspect.explain", "the arithmetic of each advantage of one group"),
-    "prompts": ("openrlhf_dbb.inspect.prompts", "prompts that are never, always or no longer solved"),
+    "prompts": (
+        "openrlhf_dbb.inspect.prompts",
+        "prompts that are never, always or no longer solved",
+    ),
     "import": ("openrlhf_dbb.cli.import_log", "make a run of another trainer's log of rollouts"),
-    "compare": ("openrlhf_dbb.inspect.compare_runs", "two runs: held-out accuracy with a paired test, and costs"),
+    "compare": (
+        "openrlhf_dbb.inspect.compare_runs",
+        "two runs: held-out accuracy with a paired test, and costs",
+    ),
     "serve": ("openrlhf_dbb.watch.serve", "a live page about all runs, in the browser"),
     "report": ("openrlhf_dbb.watch.report", "one HTML page about some runs that opens offline"),
 }
@@ -92,15 +107,21 @@ def build(names: Collection[str]) -> Parser:
         description="GRPO with stored reward posteriors: train, look into a store of posteriors, evaluate models.",
         epilog=f"{PROGRAM} COMMAND --help explains a command.",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {openrlhf_dbb.__version__}")
-    parser.add_argument("--store.url", dest="store_url", metavar="URL", help="the store; also after the command")
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {openrlhf_dbb.__version__}"
+    )
+    parser.add_argument(
+        "--store.url", dest="store_url", metavar="URL", help="the store; also after the command"
+    )
     parser.set_defaults(command=None, opens_store=False)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     parsers = {}
     for name, (_, text) in COMMANDS.items():
         parsers[name] = commands.add_parser(name, help=text, description=text)
 
-    def add(name: str, command: Callable[..., int | None], *, opens_store: bool = True) -> argparse.ArgumentParser:
+    def add(
+        name: str, command: Callable[..., int | None], *, opens_store: bool = True
+    ) -> argparse.ArgumentParser:
         """Declare the function of a command, and return the command's parser for its arguments."""
         parsers[name].set_defaults(command=command, opens_store=opens_store)
         if opens_store:

@@ -39,7 +39,15 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.pop(variable, None)
     _leave_out_warnings()
 
-    from openrlhf_dbb.driver import arguments, checks, hub, prepare, printed, progress_line, ray_session
+    from openrlhf_dbb.driver import (
+        arguments,
+        checks,
+        hub,
+        prepare,
+        printed,
+        progress_line,
+        ray_session,
+    )
     from openrlhf_dbb.errors import RunError, UsageError
     from openrlhf_dbb.storage import StoreError
 

@@ -18,7 +18,9 @@ def check_thin(value: Any) -> None:
     """Raise ValueError for what is no number from 0 (off) to 100."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MOST_THIN:
-        raise ValueError(f"thin = {value!r:.80}; give a number from 0, which is off, to {MOST_THIN:g}")
+        raise ValueError(
+            f"thin = {value!r:.80}; give a number from 0, which is off, to {MOST_THIN:g}"
+        )
 
 
 def thinned(scored: Scored, least: float, seed: int, step: int) -> Scored:

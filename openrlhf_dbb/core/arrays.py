@@ -32,7 +32,9 @@ def keys_of(prompts: Iterable[str], labels: Iterable[str]) -> list[Key]:
     labels = texts_of("labels", labels)
     same_number("labels", len(labels), len(prompts))
     if not prompts:
-        raise ValueError("there are no prompts; pass all that will be trained on, with their labels")
+        raise ValueError(
+            "there are no prompts; pass all that will be trained on, with their labels"
+        )
     return list(zip(prompts, labels, strict=True))
 
 

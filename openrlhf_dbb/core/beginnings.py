@@ -91,7 +91,9 @@ def _replayed(belief: RewardEstimator, state: State, prompt_ids: Positions) -> s
     return storage.Replayed(prompt_ids, columns, shared)
 
 
-def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: RewardEstimator) -> storage.Replayed:
+def replay(
+    store: storage.PosteriorStore, run: storage.RunRecord, belief: RewardEstimator
+) -> storage.Replayed:
     """Return what ``belief`` would know after all visits of a run.
 
     Raises:

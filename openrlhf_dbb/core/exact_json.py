@@ -25,7 +25,9 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {
     "Drawn": Drawn._make,
     "dict": dict,
 }
-_KINDS = "numbers, texts, lists, tuples, sets, dictionaries, numpy's arrays and its random generators"
+_KINDS = (
+    "numbers, texts, lists, tuples, sets, dictionaries, numpy's arrays and its random generators"
+)
 
 
 def dumps(value: Any, name: str) -> str:
@@ -67,7 +69,9 @@ def _encoded(value: Any, name: str) -> Any:
     if kind is np.random.Generator:
         return _of_kind("generator", _encoded(value.bit_generator.state, name))
     shown = " ".join(repr(value).split())
-    raise ValueError(f"{name} holds {shown:.80}, a {kind.__name__}, which JSON cannot keep; use {_KINDS}")
+    raise ValueError(
+        f"{name} holds {shown:.80}, a {kind.__name__}, which JSON cannot keep; use {_KINDS}"
+    )
 
 
 def _encoded_dictionary(values: dict[Any, Any], name: str) -> Any:
@@ -88,7 +92,9 @@ def _bytes_of(values: Any, name: str) -> str:
     try:
         np.save(file, values, allow_pickle=False)
     except ValueError:
-        raise ValueError(f"{name} holds an array of objects, which JSON cannot keep; use {_KINDS}") from None
+        raise ValueError(
+            f"{name} holds an array of objects, which JSON cannot keep; use {_KINDS}"
+        ) from None
     return base64.b64encode(file.getvalue()).decode()
 
 

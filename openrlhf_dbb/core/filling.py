@@ -76,7 +76,9 @@ class Batch(Generic[PromptT, RolloutT]):
     filtered: tuple[Group[PromptT, RolloutT], ...] = ()
     skipped: int = 0
 
-    def groups_of_each(self, places: Sequence[int] | None = None) -> list[tuple[Group[PromptT, RolloutT], str | None]]:
+    def groups_of_each(
+        self, places: Sequence[int] | None = None
+    ) -> list[tuple[Group[PromptT, RolloutT], str | None]]:
         """Return the group of each rollout (R,), and what the verifier read in it.
 
         The order is: the rollouts to train on, then the filtered ones. ``places`` orders the
@@ -154,7 +156,9 @@ class AtOnce(Generic[PromptT, RolloutT]):
         generate: returns an answer to each request, in their order.
     """
 
-    def __init__(self, generate: Callable[[Sequence[Request[PromptT]]], Sequence[Answer[RolloutT]]]) -> None:
+    def __init__(
+        self, generate: Callable[[Sequence[Request[PromptT]]], Sequence[Answer[RolloutT]]]
+    ) -> None:
         self._generate = generate
         self._begun: list[Request[PromptT]] = []
 
@@ -280,7 +284,8 @@ class Filler(Generic[PromptT, RolloutT]):
         self._reserved = 0  # rollouts that groups in their first stage may still need
         self._unscored = 0  # groups in a row without any score
         self._drawn = 0  # prompts that a strategy has drawn in this pass
-        self._pass: Iterator[Group[PromptT, RolloutT]] | None = None  # None: the next batch begins a pass
+        # None: the next batch begins a pass
+        self._pass: Iterator[Group[PromptT, RolloutT]] | None = None
         # Drawn before a checkpoint, to be asked for again after a resume.
         self._again: deque[Group[PromptT, RolloutT]] = deque()
         # Of the batch that is being filled.
@@ -346,7 +351,11 @@ class Filler(Generic[PromptT, RolloutT]):
 
     def _tell(self, group: Group[PromptT, RolloutT]) -> None:
         """Tell a strategy that draws the outcome of a group with a score."""
-        if group.drawn is not None and group.scores is not None and not np.isnan(group.scores).all():
+        if (
+            group.drawn is not None
+            and group.scores is not None
+            and not np.isnan(group.scores).all()
+        ):
             self.sampler.observe(group.drawn, varies(group.scores))
 
     def _groups_of_pass(self) -> Iterator[Group[PromptT, RolloutT]]:
@@ -404,7 +413,11 @@ class Filler(Generic[PromptT, RolloutT]):
                     continue
                 self._filtered.append(group)
                 self._tell(group)
-                if decision is Decision.REPLACE and self._pass is not None and self._groups_left() >= 1:
+                if (
+                    decision is Decision.REPLACE
+                    and self._pass is not None
+                    and self._groups_left() >= 1
+                ):
                     waiting += self._send(self._draw(1), groups)
         self._kept += [groups[ticket] for ticket in sorted(kept)]
         self.sent += len(groups)
@@ -421,7 +434,9 @@ class Filler(Generic[PromptT, RolloutT]):
                 self._check_verifier(group.scores)
             decision = self.sampler.judge(group.prompt_id, group.scores)
         if decision is Decision.MORE and rest <= 0:
-            raise RunError(f"the strategy asks for more than the {len(group.rollouts)} rollouts of a group")
+            raise RunError(
+                f"the strategy asks for more than the {len(group.rollouts)} rollouts of a group"
+            )
         return decision
 
     def _check_verifier(self, scores_N: NDArray[np.float64]) -> None:
@@ -433,7 +448,9 @@ class Filler(Generic[PromptT, RolloutT]):
                 f"{_DEAD_BATCHES} batches: look at the verifier, then resume the run"
             )
 
-    def _send(self, drawn: list[Group[PromptT, RolloutT]], groups: list[Group[PromptT, RolloutT]]) -> int:
+    def _send(
+        self, drawn: list[Group[PromptT, RolloutT]], groups: list[Group[PromptT, RolloutT]]
+    ) -> int:
         """Ask the host for the first rollouts of groups, which are added to ``groups``; return their number."""
         requests = []
         for group in drawn:
@@ -475,7 +492,9 @@ class Filler(Generic[PromptT, RolloutT]):
         over = self._pass is None
         waiting = sum(len(group.rollouts) for group in self._kept)
         place = {"place": self._drawn}
-        if self._predictive is None:  # a finished pass would be served again as a whole after a resume
+        if (
+            self._predictive is None
+        ):  # a finished pass would be served again as a whole after a resume
             place = self._prompts.after_pass() if over else self._prompts.place()
         return {
             "generated": self.generated - waiting,

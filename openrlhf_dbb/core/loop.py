@@ -114,7 +114,9 @@ class Loop(Generic[RolloutT]):
         chosen = STRATEGIES.build(strategy, **(strategy_parameters or {}))
         check_thin(thin)
         check_probes(probe_fraction, probe_samples)
-        line = refusal(Plan(posteriors.estimator, form=form, strategy=chosen, group=rollouts, thin=thin))
+        line = refusal(
+            Plan(posteriors.estimator, form=form, strategy=chosen, group=rollouts, thin=thin)
+        )
         if line is not None:
             raise ValueError(line)
         if FORMS.get(form).whitened and tokens_of is None:
@@ -165,7 +167,9 @@ class Loop(Generic[RolloutT]):
         while batch is None:  # the pass over the data has ended first
             batch = self._filler.fill()
         rows = batch.groups_of_each()
-        rollouts = [rollout for group in batch.trained + batch.filtered for rollout in group.rollouts]
+        rollouts = [
+            rollout for group in batch.trained + batch.filtered for rollout in group.rollouts
+        ]
         keys = [self._keys[group.prompt] for group, _ in rows]
         scores = [_checked(group.scores) for group in batch.trained + batch.filtered]
         extras = self._described(batch.extras(rows), rollouts)
@@ -207,7 +211,9 @@ class Loop(Generic[RolloutT]):
                 row_of.setdefault(self._keys[row], row)
         if not row_of:
             return None
-        requests = [Request(ticket, row, self._probe_samples) for ticket, row in enumerate(row_of.values())]
+        requests = [
+            Request(ticket, row, self._probe_samples) for ticket, row in enumerate(row_of.values())
+        ]
         scores = [_checked(answer.scores) for answer in self._generate(requests)]
         return Probes(list(row_of), np.array(scores))
 
@@ -240,7 +246,9 @@ class Loop(Generic[RolloutT]):
             "step": self.posteriors.step,
             "filler": self._filler.state(),
         }
-        (folder / SAVED).write_text(exact_json.dumps(saved, "the state of the loop"), encoding="utf-8")
+        (folder / SAVED).write_text(
+            exact_json.dumps(saved, "the state of the loop"), encoding="utf-8"
+        )
 
     def load(self, folder: str | Path) -> None:
         """Go back to a checkpoint: later steps are undone, bit for bit, and the same prompts follow.
@@ -256,9 +264,13 @@ class Loop(Generic[RolloutT]):
             step = int(saved["step"])
             state = saved["filler"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder} was not saved by a loop ({error}); name a folder that save() wrote") from None
+            raise ValueError(
+                f"{folder} was not saved by a loop ({error}); name a folder that save() wrote"
+            ) from None
         if run != record.uuid:
-            raise ValueError(f"{folder} belongs to run {run}, not to {record.name!r}; resume that run")
+            raise ValueError(
+                f"{folder} belongs to run {run}, not to {record.name!r}; resume that run"
+            )
         self.posteriors.roll_back(step)
         self._filler.load(state)
         if self._replays is not None:
@@ -268,5 +280,7 @@ class Loop(Generic[RolloutT]):
 def _checked(scores: Floats | None) -> Floats:
     """Return the scores of an answer (N,); ValueError without any."""
     if scores is None:
-        raise ValueError("generate returned an answer without scores; pass one for each rollout, NaN where missing")
+        raise ValueError(
+            "generate returned an answer without scores; pass one for each rollout, NaN where missing"
+        )
     return scores

@@ -10,7 +10,9 @@ class MemorySupportError(RunError, ValueError):
     """A score is none that the memory of the run, or its estimator, takes. Nothing has changed."""
 
 
-def refusal(estimator: RewardEstimator, error: RewardSupportError, source: str) -> MemorySupportError:
+def refusal(
+    estimator: RewardEstimator, error: RewardSupportError, source: str
+) -> MemorySupportError:
     """Return the error for a score; ``source`` says in words what it belongs to, such as a prompt."""
     belief = estimator.belief
     kind = "memory"

@@ -40,7 +40,9 @@ class _Update:
     """What a step changes. Nothing has changed before it is taken over."""
 
     state: State  # after the step
-    predicted: tuple[Floats, Floats] | None  # alpha, beta of every prompt before the step, if the estimator has them
+    predicted: (
+        tuple[Floats, Floats] | None
+    )  # alpha, beta of every prompt before the step, if the estimator has them
     estimate: estimators.Estimate  # of the step's V prompts
     rows: storage.StepRows  # which store the change
 
@@ -90,7 +92,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         # A slow or distant database must not hold up the training.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
-        self._state_lock = threading.Lock()  # generation ahead of the training reads the state in another thread
+        self._state_lock = (
+            threading.Lock()
+        )  # generation ahead of the training reads the state in another thread
         self._state: State = {}
         self._load()
 
@@ -179,11 +183,15 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 config=_stored_config(config),
                 method=method,
             )
-            undo.callback(opened.delete_run, run.record)  # a later resume must not find a run that never began
+            undo.callback(
+                opened.delete_run, run.record
+            )  # a later resume must not find a run that never began
             ids = opened.register_prompts(prompts, labels)
             started = None
             if source_run is not None:
-                started = beginnings.warm_start(run, ids, built.belief, source, source_run, warm_start_weight)
+                started = beginnings.warm_start(
+                    run, ids, built.belief, source, source_run, warm_start_weight
+                )
             elif rates_P_2 is not None:
                 run.begin_with(beginnings.of_pass_rates(built.belief, ids, prompts, rates_P_2))
             closes = opened is not store
@@ -242,7 +250,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 run.roll_back(whole("step", step))
             ids = opened.register_prompts(prompts, labels)
             closes = opened is not store
-            posteriors = cls(estimator, opened, run, prompts, labels, ids, sources=sources, close_store=closes)
+            posteriors = cls(
+                estimator, opened, run, prompts, labels, ids, sources=sources, close_store=closes
+            )
             undo.pop_all()
         return posteriors
 
@@ -317,7 +327,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             expected = self._belief.predictive(self._state)
             unverified = _set_aside(self._unverified)
         if expected is None:
-            raise ValueError(f"estimator {self.estimator.name!r} predicts no visit; use auto or dbb")
+            raise ValueError(
+                f"estimator {self.estimator.name!r} predicts no visit; use auto or dbb"
+            )
         alpha, beta = expected
         return Predictive(self._ids, alpha, beta, np.isin(self._ids, unverified))
 
@@ -333,7 +345,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Begin to store the numbers of what the trainer logged of an observed step, by name (view ``steps``)."""
         self.settle()
-        self._writing = self._writer.submit(self.run.record_metrics, whole("step", step), dict(metrics))
+        self._writing = self._writer.submit(
+            self.run.record_metrics, whole("step", step), dict(metrics)
+        )
 
     def settle(self) -> None:
         """Wait until the last step is stored. One transaction stores all of a step."""
@@ -396,7 +410,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             return np.searchsorted(self._ids, [self.prompt_ids[prompt] for prompt in prompts])
         except KeyError as error:
             text, label = error.args[0]
-            raise ValueError(f"prompt {text!r:.80} with label {label!r:.80} is not in the data set") from None
+            raise ValueError(
+                f"prompt {text!r:.80} with label {label!r:.80} is not in the data set"
+            ) from None
 
     def _without_score(self, groups: Groups) -> dict[int, int]:
         """Return by prompt id how many visits in a row, this step's included, yielded no score."""
@@ -443,7 +459,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             raise ValueError(f"{problem}; use smaller rewards and weights")
         return rows, metrics
 
-    def _estimator_metrics(self, rollouts: Rollouts, groups: Groups, update: _Update) -> dict[str, float]:
+    def _estimator_metrics(
+        self, rollouts: Rollouts, groups: Groups, update: _Update
+    ) -> dict[str, float]:
         """Return the metrics of a step that the estimator or the sources of the prompts tell."""
         metrics = {}
         for name, values in update.rows.shared.items():
@@ -454,13 +472,17 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         rollouts_V = update.rows.rollouts
         if self._sources is not None:
             scores_V_G = groups.matrix(rollouts.scores)
-            metrics |= step_metrics.by_source(self._sources[at_V], successes_V, rollouts_V, scores_V_G)
+            metrics |= step_metrics.by_source(
+                self._sources[at_V], successes_V, rollouts_V, scores_V_G
+            )
         unverified = self._without_score(groups)
         if unverified:
             metrics["estimator/unverified"] = float(len(_set_aside(unverified)))
         if update.predicted is not None:
             alpha, beta = update.predicted
-            metrics |= step_metrics.of_hardest(alpha / (alpha + beta), at_V, successes_V, rollouts_V)
+            metrics |= step_metrics.of_hardest(
+                alpha / (alpha + beta), at_V, successes_V, rollouts_V
+            )
         return metrics
 
     def _form_for(self, name: str, groups: Groups) -> Form:
@@ -512,7 +534,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         )
         return _Update(state, predicted, estimate, rows)
 
-    def _observe(self, state: State, rollouts: Rollouts, groups: Groups, form: Form) -> estimators.Estimate:
+    def _observe(
+        self, state: State, rollouts: Rollouts, groups: Groups, form: Form
+    ) -> estimators.Estimate:
         """Update a state in place with a step; return the estimates of its V prompts.
 
         Raises:
@@ -523,12 +547,16 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         at_V = groups.prompts_V
 
         def seen_by(estimator: RewardEstimator) -> Floats:
-            return groups.matrix(rollouts.rewards if estimator.support == "real" else rollouts.scores)
+            return groups.matrix(
+                rollouts.rewards if estimator.support == "real" else rollouts.scores
+            )
 
         own_state = state if belief is scored_by else {}
         rewards_V_G = seen_by(scored_by)
         try:
-            estimate = scored_by.observe_at(own_state, at_V, rewards_V_G, leave_one_out=form.leave_one_out)
+            estimate = scored_by.observe_at(
+                own_state, at_V, rewards_V_G, leave_one_out=form.leave_one_out
+            )
             if belief is not scored_by:
                 # All of a group or nothing: the scores that it takes are no sample of the others.
                 belief.observe_at(state, at_V, seen_by(belief))
@@ -538,7 +566,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         return estimate
 
 
-def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True) -> Any:
+def _opened(
+    store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True
+) -> Any:
     """Return an open store; ``closing`` closes a store that this function opened."""
     if isinstance(store, storage.PosteriorStore):
         return store
@@ -557,7 +587,9 @@ def _checked_sources(sources: Sequence[str] | None, prompts: int) -> list[str] |
         return None
     texts = texts_of("sources", sources)
     if len(texts) != prompts:
-        raise ValueError(f"there are {prompts} prompts and {len(texts)} sources; pass one for each prompt")
+        raise ValueError(
+            f"there are {prompts} prompts and {len(texts)} sources; pass one for each prompt"
+        )
     return texts
 
 
@@ -622,7 +654,9 @@ def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:
     return hashlib.blake2b(hashes, digest_size=16).hexdigest()
 
 
-def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
+def as_estimator(
+    estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None
+) -> RewardEstimator:
     """Return an estimator that is given by name and parameters, or as an object.
 
     Raises:

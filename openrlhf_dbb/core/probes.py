@@ -22,9 +22,13 @@ def check_probes(fraction: Any, samples: Any) -> None:
     """Raise ValueError for what is no share, or no number of rollouts that tells its own noise."""
     is_number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
     if not is_number or not 0 <= fraction <= 1:
-        raise ValueError(f"probe_fraction = {fraction!r:.80}; give a share from 0, which is off, to 1")
+        raise ValueError(
+            f"probe_fraction = {fraction!r:.80}; give a share from 0, which is off, to 1"
+        )
     if whole("probe_samples", samples) < 2:
-        raise ValueError(f"probe_samples = {samples}; give 2 or more, or probe_fraction=0 for no probes")
+        raise ValueError(
+            f"probe_samples = {samples}; give 2 or more, or probe_fraction=0 for no probes"
+        )
 
 
 def probed_prompts(prompts: Iterable[Key], fraction: float, seed: int) -> set[Key]:
@@ -78,6 +82,8 @@ def measure(
     if (measured.samples >= 2).any():  # the noise of a single sample is unknown
         estimates = {"probe/mse": rows.mean, "probe/mse_point": rows.successes / rows.rollouts}
         for name, estimates_V in estimates.items():
-            errors_Q = squared_errors(estimates_V[at_Q], measured.samples, measured.successes, measured.squares)
+            errors_Q = squared_errors(
+                estimates_V[at_Q], measured.samples, measured.successes, measured.squares
+            )
             errors[name] = float(np.nanmean(errors_Q))
     return measured, errors

@@ -56,7 +56,9 @@ def of_prompts(
     return Known(known_P, sources_P)
 
 
-def _pass_rates(rates: Mapping[Key, Any], keys: Sequence[Key], column: str, attempts: int | None) -> list[list[float]]:
+def _pass_rates(
+    rates: Mapping[Key, Any], keys: Sequence[Key], column: str, attempts: int | None
+) -> list[list[float]]:
     known_P = []
     bad = {}
     for key, value in rates.items():
@@ -73,7 +75,9 @@ def _pass_rates(rates: Mapping[Key, Any], keys: Sequence[Key], column: str, atte
 def _refuse_missing(name: str, column: str | None, values: Mapping[Key, Any]) -> None:
     """Raise ValueError for a column without any value."""
     if column is not None and all(is_missing(value) for value in values.values()):
-        raise ValueError(f"{name} = {column!r}: no row of the training data has a value there; name another column")
+        raise ValueError(
+            f"{name} = {column!r}: no row of the training data has a value there; name another column"
+        )
 
 
 def pass_rate(value: Any, attempts: int | None, setting: str) -> list[float] | str:

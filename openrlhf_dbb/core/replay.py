@@ -30,7 +30,17 @@ from openrlhf_dbb.estimators.forms import Form
 from openrlhf_dbb.estimators.registry import check, parameter
 
 FILE = "replay.npz"
-_ARRAYS = ("cache", "step", "steps", "prompt_ids", "rewards", "lengths", "tokens", "actions", "log_probs")
+_ARRAYS = (
+    "cache",
+    "step",
+    "steps",
+    "prompt_ids",
+    "rewards",
+    "lengths",
+    "tokens",
+    "actions",
+    "log_probs",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +80,9 @@ class Replay:
 
     samples: int = parameter(0, "earlier rollouts to train on; 0: off", within="[0, inf)")
     cache: int = parameter(16, "newest rollouts kept; when full, replayed from", within="[1, inf)")
-    max_age: int = parameter(0, "steps after which a rollout leaves the cache; 0: never", within="[0, inf)")
+    max_age: int = parameter(
+        0, "steps after which a rollout leaves the cache; 0: never", within="[0, inf)"
+    )
 
     name: ClassVar[str] = "replay"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.EXTRA_ROWS})
@@ -182,16 +194,23 @@ class ReplayMemory:
         """
         path = folder / FILE
         if not path.exists():
-            raise ValueError(f"{path} is missing: nothing was replayed; go on with replay.samples = 0")
+            raise ValueError(
+                f"{path} is missing: nothing was replayed; go on with replay.samples = 0"
+            )
         try:
             with np.load(path) as file:  # refuses pickles, which could run code
                 arrays = {name: file[name] for name in _ARRAYS}
             cache = int(arrays["cache"][0])
             step = int(arrays["step"][0])
-            kept = [_Kept(*entry) for entry in zip(arrays["steps"].tolist(), _rollouts(arrays), strict=True)]
+            kept = [
+                _Kept(*entry)
+                for entry in zip(arrays["steps"].tolist(), _rollouts(arrays), strict=True)
+            ]
         except Exception as error:  # of a damaged file numpy and zipfile raise ten kinds
             problem = f"{path} is damaged, or was not written by replay"
-            raise ValueError(f"{problem}; delete {folder} to go on from an older checkpoint") from error
+            raise ValueError(
+                f"{problem}; delete {folder} to go on from an older checkpoint"
+            ) from error
         if cache != self._cache:
             problem = f"{path} is of replay.cache = {cache}, not {self._cache}"
             raise ValueError(f"{problem}; go on with {cache}")

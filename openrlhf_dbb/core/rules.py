@@ -174,7 +174,11 @@ def state_that_no_checkpoint_keeps(plan: Plan) -> Refusal:
 @RULES.add
 def leave_one_out(plan: Plan) -> Refusal:
     """A form such as rloo scores a rollout by the mean without it, which not every estimator can tell."""
-    if plan.form is None or not FORMS.get(plan.form).leave_one_out or plan.estimator.can_leave_one_out():
+    if (
+        plan.form is None
+        or not FORMS.get(plan.form).leave_one_out
+        or plan.estimator.can_leave_one_out()
+    ):
         return None
     return (
         f"{plan.shown('form', plan.form)} with {plan.shown_estimator}: the form scores a rollout by the mean without "

@@ -239,7 +239,9 @@ def as_trained(scored: Scored, groups: Groups, rewards_R: Floats, advantages: Co
         return replace(scored, advantages=unknown_R, rescued=unknown_R, weight=unknown_R)
     advantages_R = column("advantages", advantages, size)
     if np.isnan(advantages_R).any():
-        raise ValueError("a rollout has no advantage; pass one for each rollout, or advantages=None")
+        raise ValueError(
+            "a rollout has no advantage; pass one for each rollout, or advantages=None"
+        )
     rounding_R = _ROUNDING * np.maximum(1.0, np.abs(np.nan_to_num(rewards_R)))
     is_rounding_R = (scored.zero_variance > 0) & (np.abs(advantages_R) < rounding_R)
     advantages_R = np.where(is_rounding_R, 0.0, advantages_R)

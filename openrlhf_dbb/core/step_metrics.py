@@ -93,7 +93,9 @@ def by_source(
     return logged
 
 
-def of_hardest(expected_P: Floats, at_V: Positions, successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
+def of_hardest(
+    expected_P: Floats, at_V: Positions, successes_V: Floats, rollouts_V: Positions
+) -> dict[str, float]:
     """Return the share right among the rollouts of the hardest 10, 25 and 50 % of all prompts.
 
     ``expected_P`` is the forecast before the step: prompts ranked by the step's own outcome would

@@ -335,7 +335,15 @@ def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[
     """
     try:
         rows = _rows(path, most)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, csv.Error, RecursionError) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        ValueError,
+        csv.Error,
+        RecursionError,
+    ) as error:
         reason = getattr(error, "strerror", None) or error  # without the path, which source names
         line = " ".join(str(reason).split())
         raise UsageError(f"{source} cannot be read: {line}") from error

@@ -133,7 +133,10 @@ def strategy(run: Values) -> None:
 def prefix_cache(run: Values) -> None:
     """It is not known whether the cache forgets the blocks of requests that wait for new weights."""
     flag = "vllm.enable_prefix_caching"
-    if run.values["train.partial_rollout_enable"] and run.origin.get(flag) in ("no CUDA", cuda.FAST):
+    if run.values["train.partial_rollout_enable"] and run.origin.get(flag) in (
+        "no CUDA",
+        cuda.FAST,
+    ):
         run.put({flag: False}, "--train.partial_rollout_enable")
 
 

@@ -41,14 +41,19 @@ _SAVED = 80  # bytes that a backward pass keeps for each token, layer and hidden
 # copies to float32, and its gradient twice.
 _OURS = (4, 3)
 _COPIED = (10, 6)
-_INPUT = 2  # bytes a token, unit and layer: gradient checkpointing keeps a layer's input in bfloat16
+# Bytes a token, unit and layer: gradient checkpointing keeps a layer's input in bfloat16
+_INPUT = 2
 # Bytes a token, unit and layer whose inside is kept: on a processor Qwen3's layers keep 55 in bfloat16, Llama's 46.
 _LAYER = 56
-_BESIDE = 4e9  # bytes: two CUDA contexts, graphs and sampler of the sleeping engine, DeepSpeed's buckets
-_GATHERED = 2e9  # bytes of weights that ZeRO 3 holds whole at a time (stage3_max_live_parameters is 1e9)
+# Bytes: two CUDA contexts, graphs and sampler of the sleeping engine, DeepSpeed's buckets
+_BESIDE = 4e9
+# Bytes of weights that ZeRO 3 holds whole at a time (stage3_max_live_parameters is 1e9)
+_GATHERED = 2e9
 _USABLE = 0.95  # of a GPU's memory: torch's allocator leaves holes
 _BUSY = 8192  # tokens of a micro-batch, which keep a GPU busy
-_PINNED = 4 / 3  # bytes that a sleeping engine pins for each byte of its weights: torch rounds blocks up
+_PINNED = (
+    4 / 3
+)  # bytes that a sleeping engine pins for each byte of its weights: torch rounds blocks up
 _HOST_PROCESS = 4e9  # bytes of main memory: a process of an engine or of the policy with CUDA, with its share of Ray
 RECOMPUTES = "actor.gradient_checkpointing_enable"
 
@@ -179,7 +184,9 @@ def _width(args: SimpleNamespace) -> int:
     return 4 if args.ds.param_dtype == "fp32" else WEIGHT
 
 
-def _cache_bytes(args: SimpleNamespace, shape: Shape, sequences: int, block: int, width: int) -> int:
+def _cache_bytes(
+    args: SimpleNamespace, shape: Shape, sequences: int, block: int, width: int
+) -> int:
     """Return the bytes of keys and values of so many of the longest sequences.
 
     ``block`` is in tokens, ``width`` in bytes a number.

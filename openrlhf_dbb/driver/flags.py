@@ -305,7 +305,9 @@ def named_class(flag: str, registry: Any, name: str) -> Any:
         raise UsageError(f"{flag}: {error}{did_you_mean(name, registry.available())}") from error
 
 
-def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: Any, argv: Sequence[str]) -> None:
+def _add_parameters(
+    parser: argparse.ArgumentParser, chosen_by: str, registry: Any, argv: Sequence[str]
+) -> None:
     """Add a flag ``--NAME.FIELD`` for each parameter of the known classes, and of a ``module:Class`` that is named."""
     classes = dict(registry.available())
     for name in list(_values_of(chosen_by, argv))[-1:]:
@@ -314,7 +316,9 @@ def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: A
             classes[cls.name] = cls
     for name, cls in classes.items():
         if parameter_fields(cls):
-            add_fields(parser.add_argument_group(f"{chosen_by} {name}", _first_line(cls)), cls, name)
+            add_fields(
+                parser.add_argument_group(f"{chosen_by} {name}", _first_line(cls)), cls, name
+            )
 
 
 def _values_of(flag: str, argv: Sequence[str]) -> Iterator[str]:

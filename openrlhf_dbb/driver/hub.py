@@ -50,7 +50,9 @@ def _fetch(name: str, flag: str) -> None:
     try:
         if not constants.HF_HUB_OFFLINE:
             info = HfApi().model_info(name)
-            snapshot_download(name, allow_patterns=wanted_files([file.rfilename for file in info.siblings or []]))
+            snapshot_download(
+                name, allow_patterns=wanted_files([file.rfilename for file in info.siblings or []])
+            )
             return
     except (HTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -17,7 +17,9 @@ NEWEST = "newest"
 class LightBackend:
     """Has the methods of the backend that OpenRLHF's loaders and trainer call. An actor unpickles the whole backend."""
 
-    def __init__(self, args: SimpleNamespace, *, loads: str | None = NEWEST, threads: int = 0) -> None:
+    def __init__(
+        self, args: SimpleNamespace, *, loads: str | None = NEWEST, threads: int = 0
+    ) -> None:
         # ``loads``: the only checkpoint that model actors load; None: none; NEWEST: OpenRLHF chooses.
         self.args = args
         self._made_by = backend, (args, loads, threads)
@@ -34,13 +36,22 @@ class LightBackend:
         return True
 
     def setup_dataloader(
-        self, data: Any, batch_size: int, pin_memory: bool, shuffle: bool, collate_fn: Any, *, num_workers: int
+        self,
+        data: Any,
+        batch_size: int,
+        pin_memory: bool,
+        shuffle: bool,
+        collate_fn: Any,
+        *,
+        num_workers: int,
     ) -> Any:
         """Return a data loader of prompts. Prompts are texts, so nothing is pinned."""
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
-        return StatefulDataLoader(data, batch_size, shuffle, collate_fn=collate_fn, drop_last=True, **workers)
+        return StatefulDataLoader(
+            data, batch_size, shuffle, collate_fn=collate_fn, drop_last=True, **workers
+        )
 
 
 def backend(args: SimpleNamespace, loads: str | None = NEWEST, threads: int = 0) -> Any:
@@ -58,11 +69,15 @@ def backend(args: SimpleNamespace, loads: str | None = NEWEST, threads: int = 0)
     # OpenRLHF's factory names its class itself. Ours has the same attributes.
     model_backend.__class__ = CpuBackend if cpu.active() else Backend
     if loads != NEWEST:
-        model_backend.load_ckpt = functools.partial(_load, model_backend, model_backend.load_ckpt, loads)
+        model_backend.load_ckpt = functools.partial(
+            _load, model_backend, model_backend.load_ckpt, loads
+        )
     return model_backend
 
 
-def _load(model_backend: Any, load_ckpt: Any, tag: str | None, model: Any, folder: str, **options: Any) -> Any:
+def _load(
+    model_backend: Any, load_ckpt: Any, tag: str | None, model: Any, folder: str, **options: Any
+) -> Any:
     """Return the folder and the states of one checkpoint; raise RunError where OpenRLHF goes on without it."""
     if tag is None:
         return None, {}
@@ -71,7 +86,11 @@ def _load(model_backend: Any, load_ckpt: Any, tag: str | None, model: Any, folde
         loaded, states = load_ckpt(model, folder, tag=tag, **options)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0]
-        raise RunError(f"{here} cannot load checkpoint {tag} in {folder}: {type(error).__name__}: {reason}") from error
+        raise RunError(
+            f"{here} cannot load checkpoint {tag} in {folder}: {type(error).__name__}: {reason}"
+        ) from error
     if loaded is None:
-        raise RunError(f"{here} finds no checkpoint {tag} in {folder}; --ckpt.path must be shared by all hosts")
+        raise RunError(
+            f"{here} finds no checkpoint {tag} in {folder}; --ckpt.path must be shared by all hosts"
+        )
     return loaded, states

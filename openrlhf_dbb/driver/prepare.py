@@ -185,7 +185,9 @@ def read_model(settings: Settings) -> tuple[Any, Any]:
         _refuse_code(args)
         config = AutoConfig.from_pretrained(name, trust_remote_code=args.trust_remote_code)
         is_fast = not args.data.disable_fast_tokenizer
-        tokenizer = get_tokenizer(name, None, "left", None, use_fast=is_fast)  # as OpenRLHF's trainer makes it
+        tokenizer = get_tokenizer(
+            name, None, "left", None, use_fast=is_fast
+        )  # as OpenRLHF's trainer makes it
     except (OSError, ValueError) as error:
         raise _cannot_be_loaded(f"--{MODEL_FLAG} {name}", error) from error
     return config, tokenizer
@@ -273,7 +275,9 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: int
     # A checkpoint takes 16 bytes a parameter: one after every step of a short run takes longer than the steps.
     every = {"eval.steps": tenth, "ckpt.save_steps": max(tenth, min(steps, 10))}
     left_open = {flag: value for flag, value in every.items() if flag not in settings.origin}
-    return settings.with_values(left_open, "a tenth of the run; checkpoints at least 10 steps apart")
+    return settings.with_values(
+        left_open, "a tenth of the run; checkpoints at least 10 steps apart"
+    )
 
 
 def _with_places(settings: Settings, resumed: storage.RunRecord | None) -> Settings:
@@ -392,7 +396,9 @@ def begin(prepared: Prepared) -> Prepared:
             return _created(prepared, store, thrown_away)
 
 
-def _created(prepared: Prepared, store: storage.PosteriorStore, made_in: storage.PosteriorStore) -> Prepared:
+def _created(
+    prepared: Prepared, store: storage.PosteriorStore, made_in: storage.PosteriorStore
+) -> Prepared:
     """Create the run in one store; another run of ``store`` may seed it."""
     settings = prepared.settings
     prompts = prepared.prompts

@@ -80,7 +80,9 @@ def _asked_for(store: storage.PosteriorStore, name: str) -> storage.RunRecord:
     if not name:
         latest = store.latest_run(unfinished=True)
         if latest is None:
-            raise UsageError(f"--resume: no unfinished run in {store.location}; start one without --resume")
+            raise UsageError(
+                f"--resume: no unfinished run in {store.location}; start one without --resume"
+            )
         return latest
     record = store.find_run(name)
     if record.status == "finished":
@@ -161,7 +163,9 @@ def _changes(stored: Mapping[str, Any], flags: Mapping[str, Any]) -> list[str]:
     return changed
 
 
-def _check_same(record: storage.RunRecord, flags: Mapping[str, Any], settings: Settings, prompts: Prompts) -> None:
+def _check_same(
+    record: storage.RunRecord, flags: Mapping[str, Any], settings: Settings, prompts: Prompts
+) -> None:
     """Raise UsageError if something differs from the first start that must not."""
     stored = record.config
     begins = (*_KEPT, f"{settings.strategy.name}.", f"{settings.built_estimator.name}.")
@@ -209,7 +213,9 @@ def _new_run(record: storage.RunRecord) -> str:
     return f"start a new run, with --warm_start {record.name} from its posteriors"
 
 
-def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.RunRecord) -> tuple[str | None, list[str]]:
+def _checkpoint(
+    folder: Path, store: storage.PosteriorStore, record: storage.RunRecord
+) -> tuple[str | None, list[str]]:
     """Return the newest whole checkpoint, or None to start over, and notes on those that are passed over."""
     newest, passed = checkpoints.newest_whole(folder, record.uuid, record.last_step)
     if newest is not None:

@@ -181,7 +181,9 @@ def _number(row: Row, column: str, value: Any) -> float | None:
     try:
         number = texts.number_of(value)
     except ValueError:
-        advice = "write a number in the digits 0 to 9, such as 1000 or 0.5, or null where there is none"
+        advice = (
+            "write a number in the digits 0 to 9, such as 1000 or 0.5, or null where there is none"
+        )
         if isinstance(value, dict):
             advice = "name a field of it, as in --reward_key reward.correct"
         raise UsageError(f"{cell} is not a number; {advice}") from None

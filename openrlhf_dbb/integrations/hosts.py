@@ -6,7 +6,9 @@ Refusals, and the table of features in docs/hosts.md, are made of these lists.
 from openrlhf_dbb.core.host import Capability, Host
 
 _OF_STRATEGIES = "test_strategy_contract.py::test_the_command_line_chooses_it"
-_OF_EXPERIENCES = "test_experience_maker.py::test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop"
+_OF_EXPERIENCES = (
+    "test_experience_maker.py::test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop"
+)
 OPENRLHF = Host(
     name="OpenRLHF",
     lacks={},

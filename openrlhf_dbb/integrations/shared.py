@@ -56,11 +56,15 @@ Generate = Callable[[Sequence[RowRequest]], Sequence[RowAnswer]]
 
 def check_release(distribution: str) -> None:
     """Refuse a release of a trainer that its integration was not written for."""
-    from packaging.specifiers import SpecifierSet  # the command import uses this module without the extras
+    from packaging.specifiers import (
+        SpecifierSet,
+    )  # the command import uses this module without the extras
 
     allowed, installed = ALLOWED[distribution], importlib.metadata.version(distribution)
     if installed not in SpecifierSet(allowed):
-        raise ImportError(f"{distribution} {installed} is installed; pip install '{distribution}{allowed}'")
+        raise ImportError(
+            f"{distribution} {installed} is installed; pip install '{distribution}{allowed}'"
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,10 @@ class Settings:
         _check_weight(self.warm_start_weight)
         check_thin(self.thin)
         check_probes(self.probe_fraction, self.probe_samples)
-        if self.pass_rate_attempts is not None and whole("pass_rate_attempts", self.pass_rate_attempts) == 0:
+        if (
+            self.pass_rate_attempts is not None
+            and whole("pass_rate_attempts", self.pass_rate_attempts) == 0
+        ):
             raise ValueError("pass_rate_attempts = 0; give 1 or more")
         if self.pass_rate_column is not None and self.warm_start is not None:
             raise ValueError(
@@ -121,7 +128,9 @@ class Settings:
         FORMS.get(self.form or "group_norm")
         return estimator, strategy
 
-    def known_of(self, rows: Iterable[Mapping[str, Any]], keys: Sequence[Key]) -> prompt_columns.Known:
+    def known_of(
+        self, rows: Iterable[Mapping[str, Any]], keys: Sequence[Key]
+    ) -> prompt_columns.Known:
         """Return what the columns that are named tell of the distinct prompts; arguments and errors as of Steps."""
         if self.pass_rate_column is None and self.source_column is None:
             return prompt_columns.Known(None, None)
@@ -202,7 +211,9 @@ class Steps:
         """
         estimator, strategy = settings.built
         if passive and settings.thin:
-            raise ValueError(f"thin = {settings.thin} changes a training, and remembering changes none; leave it out")
+            raise ValueError(
+                f"thin = {settings.thin} changes a training, and remembering changes none; leave it out"
+            )
         self._strategy = strategy
         self._keys = keys
         self._facts = facts
@@ -335,7 +346,11 @@ class Steps:
         Without a ``form`` these are ``advantages_R``, the trainer's own.
         """
         prompts, labels = zip(*keys_R, strict=True)
-        drawn_of = {self._keys[group.prompt]: group.drawn for group in self._drawn if group.drawn is not None}
+        drawn_of = {
+            self._keys[group.prompt]: group.drawn
+            for group in self._drawn
+            if group.drawn is not None
+        }
         if drawn_of:
             extras = dataclasses.replace(
                 extras,
@@ -360,9 +375,13 @@ class Steps:
             return scored
         if not FORMS.get(form).whitened:
             return thinned(scored, self._thin, self._facts.seed, step)
-        return whitened(scored, np.where(np.isnan(rewards_R), 0, extras.tokens) * np.asarray(extras.trained))
+        return whitened(
+            scored, np.where(np.isnan(rewards_R), 0, extras.tokens) * np.asarray(extras.trained)
+        )
 
-    def _with_scores(self, group: Group[int, Any], keys_R: Sequence[Key], scores_R: Floats) -> Group[int, Any]:
+    def _with_scores(
+        self, group: Group[int, Any], keys_R: Sequence[Key], scores_R: Floats
+    ) -> Group[int, Any]:
         of_group_R = [key == self._keys[group.prompt] for key in keys_R]
         return dataclasses.replace(group, scores=scores_R[of_group_R])
 
@@ -389,12 +408,18 @@ class Steps:
             step = int(saved["step"])
             tag = str(saved["tag"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"checkpoint {folder} was not saved with posteriors ({error}): {begin}") from None
+            raise ValueError(
+                f"checkpoint {folder} was not saved with posteriors ({error}): {begin}"
+            ) from None
         if run != record.uuid:
-            raise ValueError(f"checkpoint {folder} belongs to run {run}, not to {record.name!r}: {begin}")
+            raise ValueError(
+                f"checkpoint {folder} belongs to run {run}, not to {record.name!r}: {begin}"
+            )
         # The store forgets a checkpoint when the run goes back behind it.
         if (step, tag) not in self.posteriors.store.checkpoints(record):
-            raise ValueError(f"checkpoint {folder} is of steps that run {record.name!r} has undone; use an older one")
+            raise ValueError(
+                f"checkpoint {folder} is of steps that run {record.name!r} has undone; use an older one"
+            )
         return saved
 
     def go_back(self, checkpoint: Path | None, folder: Path) -> None:
@@ -477,7 +502,9 @@ def _unscored(requests: Sequence[RowRequest]) -> list[RowAnswer]:
     return [Answer([None] * request.rollouts, None) for request in requests]
 
 
-def stored_run(store: storage.PosteriorStore | str | None, name: str, *, create: bool) -> storage.RunRecord | None:
+def stored_run(
+    store: storage.PosteriorStore | str | None, name: str, *, create: bool
+) -> storage.RunRecord | None:
     """Return the run of this name, None if there is none; without ``create`` the store must exist."""
     with _open(store, create=create) as opened:
         for run in opened.runs():
@@ -490,7 +517,9 @@ def refuse_taken(store: storage.PosteriorStore | str | None, name: str, way_out:
     """Raise StoreError if a run has this name; ``way_out`` names the trainer's arguments."""
     with _open(store, create=True) as opened:
         if opened.is_taken(name):
-            raise storage.StoreError(f"there is a run named {name!r} in {opened.location}; {way_out}")
+            raise storage.StoreError(
+                f"there is a run named {name!r} in {opened.location}; {way_out}"
+            )
 
 
 def _open(store: storage.PosteriorStore | str | None, *, create: bool) -> Any:
@@ -507,7 +536,9 @@ def _check_store(name: str, value: Any) -> None:
 
 def _check_weight(weight: Any) -> None:
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= 1:
-        raise ValueError(f"warm_start_weight = {weight!r:.80} is not in (0, 1]; 1 takes the other run's counts whole")
+        raise ValueError(
+            f"warm_start_weight = {weight!r:.80} is not in (0, 1]; 1 takes the other run's counts whole"
+        )
 
 
 def check_text(name: str, value: Any) -> None:

@@ -67,7 +67,9 @@ class _Hooks(GRPOTrainer):
         prefix = args[2] if len(args) > 2 else options.get("metric_key_prefix", "eval")
         samples = self._dbb.samples
         self._dbb.samples = {}
-        if samples:  # with several data sets, TRL calls this method for each of them inside the outer call
+        if (
+            samples
+        ):  # with several data sets, TRL calls this method for each of them inside the outer call
             store = self._dbb.record_held_out
             self._dbb.attempt("storing an evaluation", on_first, lambda: store(prefix, samples))
         return metrics
@@ -119,21 +121,29 @@ class PosteriorGRPOTrainer(_Hooks):
         names = {field.name for field in fields(Settings)} & options.keys()
         settings = Settings(**{name: options.pop(name) for name in names})
         settings.check(TRL, TRL_NAMES)  # an error is raised before a model is loaded
-        given = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **options).arguments
+        given = (
+            inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **options).arguments
+        )
         check_column(settings.label_column, given.get("train_dataset"))
         super().__init__(*args, **options)
         if self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError("multi_objective_aggregation: posteriors are of one reward; use 'sum_then_normalize'")
+            raise ValueError(
+                "multi_objective_aggregation: posteriors are of one reward; use 'sum_then_normalize'"
+            )
         scaling = self.scale_rewards
         if settings.form is not None and scaling != "group":
-            raise ValueError(f"form {settings.form!r} is given; leave out scale_rewards={scaling!r}")
+            raise ValueError(
+                f"form {settings.form!r} is given; leave out scale_rewards={scaling!r}"
+            )
         # For "batch" too, _score divides X - p by the spread of the batch.
         form = settings.form or ("group_norm" if scaling == "group" else "batch_centered")
         self._dbb = Memory(self, settings, form)
         self._dbb.read_prompts()
         on_first(self._dbb.open)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any
+    ) -> Any:
         """Train as TRL does, and finish the run unless the training was stopped before its last step.
 
         ``resume_from_checkpoint`` is a folder, or True for the newest whole checkpoint of this run in ``output_dir``.
@@ -145,7 +155,9 @@ class PosteriorGRPOTrainer(_Hooks):
         folder = on_first(lambda: self._beginning(resume_from_checkpoint))
         self._passes = 0
         if folder:
-            self._passes = int(TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}").epoch or 0)
+            self._passes = int(
+                TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}").epoch or 0
+            )
         self._dbb.evaluated = (-1, {})
         self._dbb.is_spent = False
         result = super().train(folder, *args, **options)
@@ -192,7 +204,10 @@ class PosteriorGRPOTrainer(_Hooks):
         rows_R = [row for row in rows for _ in range(self.num_generations)]
         first = self.accelerator.process_index * len(inputs)
         rows_B = rows_R[first : first + len(inputs)]
-        return [{name: row[name] for name in inputs[0]} for row in map(self.train_dataset.__getitem__, rows_B)]
+        return [
+            {name: row[name] for name in inputs[0]}
+            for row in map(self.train_dataset.__getitem__, rows_B)
+        ]
 
     def _beginning(self, resume_from_checkpoint: str | bool | None) -> str | None:
         """Take the posteriors, and the draws, back to the checkpoint; return its folder, if there is one."""
@@ -204,7 +219,9 @@ class PosteriorGRPOTrainer(_Hooks):
         output = Path(self.args.output_dir)
         if resume_from_checkpoint is True:
             checkpoints = output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-            for newest in sorted(checkpoints, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
+            for newest in sorted(
+                checkpoints, key=lambda path: int(path.name.split("-")[-1]), reverse=True
+            ):
                 try:
                     self._check(newest)
                     folder = newest
@@ -234,7 +251,9 @@ class _Remembering(_Hooks):
     def train(self, *args: Any, **options: Any) -> Any:
         """Train as TRL does, and finish the run unless the training was stopped before its last step."""
         checkpoint = args[0] if args else options.get("resume_from_checkpoint")
-        self._dbb.attempt("the start of the training", on_first, lambda: self._dbb.follow(checkpoint))
+        self._dbb.attempt(
+            "the start of the training", on_first, lambda: self._dbb.follow(checkpoint)
+        )
         result = super().train(*args, **options)
         self._dbb.attempt("finishing the run", on_first, self._dbb.end_training)
         return result

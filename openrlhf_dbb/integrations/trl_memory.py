@@ -114,7 +114,9 @@ class Memory:
         column = settings.label_column
         check_column(column, trainer.train_dataset)
         if column is not None and trainer.args.remove_unused_columns:
-            raise ValueError(f"label_column={column!r} would be removed; use remove_unused_columns=False")
+            raise ValueError(
+                f"label_column={column!r} would be removed; use remove_unused_columns=False"
+            )
         features = getattr(trainer.train_dataset, "features", None) or {}
         self._label_type = str(getattr(features.get(column), "dtype", ""))
         names = trainer.reward_func_names
@@ -149,7 +151,9 @@ class Memory:
         self._model_name = str(getattr(model, "_name_or_path", ""))
         groups = trainer.args.generation_batch_size // group
         self._facts = RunFacts(groups, group, trainer.args.seed)
-        self._run_name = settings.run_name or trainer.args.run_name or Path(trainer.args.output_dir).name
+        self._run_name = (
+            settings.run_name or trainer.args.run_name or Path(trainer.args.output_dir).name
+        )
 
     def attempt(self, what: str, work: Callable[..., Any], *given: Any) -> None:
         """Do ``work``, which ``what`` names, with what is given; on all processes together."""
@@ -165,8 +169,12 @@ class Memory:
         self._keys = [self._key(row) for row in self.trainer.train_dataset.select_columns(columns)]
         self._check_images()
         if len(set(self._keys)) < len(self._keys) and self._has_images():
-            raise ValueError("prompts and labels repeat, and their images may differ: give a label_column")
-        differ = [] if column is not None else _differing_columns(self.trainer.train_dataset, self._keys)
+            raise ValueError(
+                "prompts and labels repeat, and their images may differ: give a label_column"
+            )
+        differ = (
+            [] if column is not None else _differing_columns(self.trainer.train_dataset, self._keys)
+        )
         if differ:
             self.say(
                 f"rows of one prompt share a posterior, though they differ in {', '.join(differ)}; "
@@ -205,7 +213,9 @@ class Memory:
         if resume == "auto":
             resume = shared.stored_run(store, self._run_name, create=True) is not None
         elif not resume:
-            shared.refuse_taken(store, self._run_name, "give another run_name=, or resume='auto' to continue it")
+            shared.refuse_taken(
+                store, self._run_name, "give another run_name=, or resume='auto' to continue it"
+            )
         self._begin(resume=bool(resume))
 
     def _begin(self, *, resume: bool) -> None:
@@ -256,7 +266,9 @@ class Memory:
     def record_log(self, logs: dict[str, float]) -> None:
         """Store numbers, on the first process alone: users may call ``log`` there alone."""
         step = self.run.step
-        if self._logged[0] != step:  # else another optimizer step on the same rollouts, or the summary at the end
+        if (
+            self._logged[0] != step
+        ):  # else another optimizer step on the same rollouts, or the summary at the end
             batches = self.trainer.args.steps_per_generation * self.trainer.num_iterations
             optimizer_steps = batches / self.trainer.args.gradient_accumulation_steps
             planned = math.ceil(self.trainer.state.max_steps / optimizer_steps)
@@ -295,7 +307,9 @@ class Memory:
 
         def mine() -> list[Response]:
             _, ids_B, completions_B = self.just_scored()
-            trained_B = output["completion_mask"].any(dim=1).tolist()  # TRL may have masked a response
+            trained_B = (
+                output["completion_mask"].any(dim=1).tolist()
+            )  # TRL may have masked a response
             advantages_B = output["advantages"].tolist()
             texts_B = [response_text(completion) for completion in completions_B]
             rows_B = zip(inputs, ids_B, trained_B, advantages_B, texts_B, strict=True)
@@ -364,7 +378,8 @@ class Memory:
         if self.form is None:
             estimator, _ = self.settings.built
             if self._verifier is not None and estimator.belief.support == "real":
-                rewards_R = scores_R  # such a memory sees the rewards, and the user has named the verifier
+                # Such a memory sees the rewards, and the user has named the verifier
+                rewards_R = scores_R
             theirs_R = [response.advantage for response in responses_R]
             scored = self.steps.observe(keys_R, rewards_R, scores_R, None, extras, theirs_R)
             return [], scored.mean.tolist(), scored.metrics
@@ -375,7 +390,9 @@ class Memory:
             self.step_memory = StepMemory(self.steps.replays, prompt_ids, rewards_R[:batch], factor)
         return (scored.advantages * factor).tolist(), scored.mean.tolist(), scored.metrics
 
-    def _with_responses(self, extras: StepExtras, responses_R: Sequence[Response], batch: int) -> StepExtras:
+    def _with_responses(
+        self, extras: StepExtras, responses_R: Sequence[Response], batch: int
+    ) -> StepExtras:
         trained_R = np.array([response.trained for response in responses_R])
         texts = Responses(
             [response.text for response in responses_R],
@@ -500,7 +517,9 @@ class Memory:
     def _is_cut(self, ids: Sequence[int]) -> bool:
         return len(ids) > 0 and ids[-1] not in self.trainer.eos_token_ids
 
-    def record_held_out(self, prefix: str, samples: dict[Key, list[tuple[float, int, bool]]]) -> None:
+    def record_held_out(
+        self, prefix: str, samples: dict[Key, list[tuple[float, int, bool]]]
+    ) -> None:
         """Store an evaluation's samples, on the first process.
 
         Those of several benchmarks after one step become one evaluation.
@@ -511,11 +530,15 @@ class Memory:
             self.evaluated = (step, {})
         texts, labels = map(list, zip(*samples, strict=True))
         # TRL fills up its last batch with further samples of some prompts.
-        kept_P_N = [samples_N[: self.trainer.num_generations_eval] for samples_N in samples.values()]
+        kept_P_N = [
+            samples_N[: self.trainer.num_generations_eval] for samples_N in samples.values()
+        ]
         scores, tokens, truncated = np.moveaxis(np.array([kept_P_N]), 3, 0)
         none = np.array([None])  # the trainer extracts no answers
         benchmark = prefix.removeprefix("eval_")
-        results = Results(benchmark, [], scores, none, labels, tokens.astype(np.int64), truncated > 0, texts)
+        results = Results(
+            benchmark, [], scores, none, labels, tokens.astype(np.int64), truncated > 0, texts
+        )
         self.evaluated[1][benchmark] = stored_rows(results, self.run.store)
         self._record_evaluation()
 
@@ -552,7 +575,9 @@ def _differing_columns(dataset: Dataset, keys: list[Key]) -> list[str]:
     return differ
 
 
-def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group: int) -> tuple[Floats, Floats, float]:
+def combine(
+    rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group: int
+) -> tuple[Floats, Floats, float]:
     """Return rewards and scores, (R,) each, and the factor that brings the rewards to TRL's scale; NaN where missing.
 
     ``verifier`` is the index of the function whose score S the estimator sees. With its weight w, and ``group``
@@ -565,7 +590,11 @@ def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group:
         return rewards_R, rewards_R, 1.0
     scores_R, weight = rewards_R_F[:, verifier], float(weights_F[verifier])
     others = (weighted_R - np.nan_to_num(scores_R) * weight).reshape(-1, group)
-    return scores_R + (others - others.mean(axis=1, keepdims=True)).reshape(-1) / weight, scores_R, weight
+    return (
+        scores_R + (others - others.mean(axis=1, keepdims=True)).reshape(-1) / weight,
+        scores_R,
+        weight,
+    )
 
 
 def _numpy(values: torch.Tensor) -> Floats:

@@ -52,7 +52,9 @@ class PassiveMemory(Memory):
             _give_up(run, reachable=not isinstance(error, storage.StoreError))
         except Exception as failure:  # nothing that a memory meets may end the training
             lost += f" (the run could not be closed: {failure})"
-        _log.warning("remembering has ended: %s failed: %s: %s; %s", what, type(error).__name__, error, lost)
+        _log.warning(
+            "remembering has ended: %s failed: %s: %s; %s", what, type(error).__name__, error, lost
+        )
 
     def open(self) -> None:
         """Start or resume the run, on the first process; with ``resume="auto"`` start one that cannot be resumed."""

@@ -41,7 +41,9 @@ def gathered(work: Callable[[], list[Any]]) -> list[Any]:
         rows = work()
     except Exception as failure:
         error = failure
-    outcomes = gather_object([(rows, None if error is None else f"{type(error).__name__}: {error}")])
+    outcomes = gather_object(
+        [(rows, None if error is None else f"{type(error).__name__}: {error}")]
+    )
     if error is not None:
         raise error
     for _, failed in outcomes:

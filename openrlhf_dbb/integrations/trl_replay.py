@@ -56,14 +56,18 @@ def with_replay(
 class StepMemory:
     """What a step of R rollouts to train on replays and remembers, on the first process."""
 
-    def __init__(self, replays: ReplayMemory, prompt_ids_R: Sequence[int], rewards_R: Floats, factor: float) -> None:
+    def __init__(
+        self, replays: ReplayMemory, prompt_ids_R: Sequence[int], rewards_R: Floats, factor: float
+    ) -> None:
         """``rewards_R`` are the optimized ones, NaN where missing; ``factor`` of the advantages."""
         self._replays = replays
         self._prompt_ids_R = prompt_ids_R
         self._rewards_R = rewards_R
         self._factor = factor
 
-    def replay(self, rollouts_R: Sequence[Tokens | None]) -> tuple[list[ExtraRow], dict[str, float]]:
+    def replay(
+        self, rollouts_R: Sequence[Tokens | None]
+    ) -> tuple[list[ExtraRow], dict[str, float]]:
         """Return the rows to replay and what is logged, and remember the step's own.
 
         A rollout that is None is not trained on.

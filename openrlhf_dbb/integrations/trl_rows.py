@@ -47,7 +47,9 @@ def cut(output: dict[str, Any], lengths_B: Sequence[int]) -> list[Row]:
     return rows
 
 
-def join(rows: Sequence[Row], padding_token: int, multiple: int | None, device: Any) -> dict[str, Any]:
+def join(
+    rows: Sequence[Row], padding_token: int, multiple: int | None, device: Any
+) -> dict[str, Any]:
     """Return a batch of rows as TRL makes it, without its number of items."""
     padding = _PADDING | {"prompt_ids": padding_token, "completion_ids": padding_token}
     output: dict[str, Any] = {}

@@ -32,7 +32,9 @@ class Settings(shared.Settings):
             raise ValueError(f"resume = {self.resume!r:.80}; give True, False or 'auto'")
         names = [field.name for field in fields(Replay)]
         if not isinstance(self.replay, (Mapping, NoneType)) or set(self.replay or ()) - set(names):
-            raise ValueError(f"replay = {self.replay!r:.80}; give a dictionary of {', '.join(names)}")
+            raise ValueError(
+                f"replay = {self.replay!r:.80}; give a dictionary of {', '.join(names)}"
+            )
         _ = self.replays
         if self.max_rollouts is not None:
             whole("max_rollouts", self.max_rollouts)
@@ -82,10 +84,14 @@ def check_column(name: str | None, dataset: Any) -> None:
     """Refuse a label_column that is none of the data set's."""
     columns = getattr(dataset, "column_names", None)
     if name is not None and columns is not None and name not in columns:
-        raise ValueError(f"label_column={name!r} is none of {', '.join(columns)}{did_you_mean(name, columns)}")
+        raise ValueError(
+            f"label_column={name!r} is none of {', '.join(columns)}{did_you_mean(name, columns)}"
+        )
 
 
-def verifier_of(name: str | None, estimator: RewardEstimator, names: list[str], weights: list[float]) -> int | None:
+def verifier_of(
+    name: str | None, estimator: RewardEstimator, names: list[str], weights: list[float]
+) -> int | None:
     """Return the index of the reward function whose score the estimator sees.
 
     None stands for the weighted sum.
@@ -99,17 +105,23 @@ def verifier_of(name: str | None, estimator: RewardEstimator, names: list[str], 
     if estimator.support == "real" and (name is None or estimator.belief is estimator):
         return None
     if name is None and len(names) > 1:
-        raise ValueError(f"{estimator.name!r} needs one score of 0 or 1: give verifier, one of {', '.join(names)}")
+        raise ValueError(
+            f"{estimator.name!r} needs one score of 0 or 1: give verifier, one of {', '.join(names)}"
+        )
     index = 0 if name is None else names.index(name)
     if not weights[index] > 0:
-        raise ValueError(f"the weight of verifier {names[index]!r} is {weights[index]:g}; it must be above 0")
+        raise ValueError(
+            f"the weight of verifier {names[index]!r} is {weights[index]:g}; it must be above 0"
+        )
     return index
 
 
 def _check_verifier(name: str, names: list[str]) -> None:
     """Refuse a name that is none of the reward functions', or of several."""
     if name not in names:
-        raise ValueError(f"verifier {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}")
+        raise ValueError(
+            f"verifier {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}"
+        )
     if names.count(name) > 1:
         raise ValueError(
             f"verifier {name!r} is the name of {names.count(name)} reward functions; give each its own: "

@@ -57,14 +57,20 @@ def read(config: DictConfig) -> Settings:
         ValueError: settings are out of range, or do not go together with verl's.
     """
     given: Any = config.algorithm.get(NAME) or {}
-    settings = Settings(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
+    settings = Settings(
+        **(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given)
+    )
     trains = not config.trainer.get("val_only", False)
     settings.check(VERL, VERL_NAMES, config.actor_rollout_ref.rollout.n if trains else None)
     _, strategy = settings.built
     filtering, sampler = config.algorithm.get("filter_groups"), config.trainer.v1.sampler
     filters = filtering is not None and filtering.get("enable", False)
     # A group that verl asks for later would be drawn by a belief that has not seen its batch.
-    replaces = filters or sampler.get("sync_refill_failed_groups") or config.trainer.v1.trainer_mode != "sync"
+    replaces = (
+        filters
+        or sampler.get("sync_refill_failed_groups")
+        or config.trainer.v1.trainer_mode != "sync"
+    )
     if strategy.draws and (replaces or config.data.get("gen_batch_size")):
         raise ValueError(
             f"strategy {settings.strategy!r} draws whole batches: use trainer.v1.trainer_mode=sync without "
@@ -76,7 +82,9 @@ def read(config: DictConfig) -> Settings:
             "probe_fraction needs whole batches whose rewards come with them: use trainer.v1.trainer_mode=sync without "
             "algorithm.filter_groups, sync_refill_failed_groups and a reward model in the trainer's own resource pool"
         )
-    if Capability.GENERATE_MORE in strategy.needs and (replaces or (model.enable and not model.enable_resource_pool)):
+    if Capability.GENERATE_MORE in strategy.needs and (
+        replaces or (model.enable and not model.enable_resource_pool)
+    ):
         raise ValueError(
             f"strategy {settings.strategy!r} fills whole batches and judges their rewards: use "
             "trainer.v1.trainer_mode=sync without algorithm.filter_groups, sync_refill_failed_groups and a reward "
@@ -85,7 +93,9 @@ def read(config: DictConfig) -> Settings:
     custom = sampler.get("custom_sampler")
     if filters and custom is not None and custom.get("path"):
         problem = f"trainer.v1.sampler.custom_sampler.path={custom.path} drops groups"
-        raise ValueError(f"{problem} that posteriors cannot observe; use algorithm.filter_groups.enable=False")
+        raise ValueError(
+            f"{problem} that posteriors cannot observe; use algorithm.filter_groups.enable=False"
+        )
     return settings
 
 
@@ -106,7 +116,9 @@ class Batch:
     keys_S: list[Key]  # prompt and label of each rollout, as in the data set
     scores_S: Floats  # values of the reward function without any KL penalty; NaN where missing
     tokens_S: Positions  # generated tokens of all trajectories
-    reads_S: list[str | None]  # what the verifier read, where the reward function returns it as "read"
+    reads_S: list[
+        str | None
+    ]  # what the verifier read, where the reward function returns it as "read"
     responses: list[torch.Tensor]  # token ids of each rollout's last trajectory
 
     @classmethod
@@ -128,12 +140,19 @@ class Batch:
         names = ["raw_prompt", "reward_model", "response_mask", "responses", "extra_fields"]
         if scored:
             names.append("rm_scores")
-        data = tq.kv_batch_get(keys=list(batch.keys), partition_id=batch.partition_id, select_fields=names)
+        data = tq.kv_batch_get(
+            keys=list(batch.keys), partition_id=batch.partition_id, select_fields=names
+        )
         tokens_R = _row_sums(data["response_mask"]).astype(np.int64)
         is_rollout_R = rollout_R >= 0
         messages = _objects(data, "raw_prompt")
-        rewarding = _objects(data, "reward_model") if "reward_model" in data.keys() else [None] * len(batch)  # noqa: SIM118
-        told = _objects(data, "extra_fields") if "extra_fields" in data.keys() else [None] * len(batch)  # noqa: SIM118
+        columns = set(data.keys())
+        rewarding: list[Any] = [None] * len(batch)
+        if "reward_model" in columns:
+            rewarding = _objects(data, "reward_model")
+        told: list[Any] = [None] * len(batch)
+        if "extra_fields" in columns:
+            told = _objects(data, "extra_fields")
         scores_S = _row_sums(data["rm_scores"])[last_S] if scored else np.full(len(last_S), np.nan)
         return cls(
             rollout_R=rollout_R,
@@ -141,14 +160,20 @@ class Batch:
             last_S=last_S,
             keys_S=[_key(messages[row], rewarding[row]) for row in last_S],
             scores_S=scores_S,
-            tokens_S=np.bincount(rollout_R[is_rollout_R], weights=tokens_R[is_rollout_R]).astype(np.int64),
+            tokens_S=np.bincount(rollout_R[is_rollout_R], weights=tokens_R[is_rollout_R]).astype(
+                np.int64
+            ),
             reads_S=[_read(told[row]) for row in last_S],
             responses=[data["responses"][int(row)] for row in last_S],
         )
 
 
 def held_out_samples(
-    batches: Sequence[Batch], sources: Sequence[Any], uids: Sequence[str], scores: Sequence[Any], longest: int
+    batches: Sequence[Batch],
+    sources: Sequence[Any],
+    uids: Sequence[str],
+    scores: Sequence[Any],
+    longest: int,
 ) -> dict[str, dict[Key, list[held_out.Sample]]]:
     """Return the samples of a validation by data source and prompt; of a prompt that is there twice, the first ones.
 
@@ -157,7 +182,9 @@ def held_out_samples(
     key_of: dict[str, Key] = {}
     lengths: dict[str, list[tuple[int, bool]]] = {}
     for batch in batches:
-        rollouts = zip(batch.uids_S, batch.keys_S, batch.tokens_S.tolist(), batch.responses, strict=True)
+        rollouts = zip(
+            batch.uids_S, batch.keys_S, batch.tokens_S.tolist(), batch.responses, strict=True
+        )
         for uid, key, tokens, response in rollouts:
             key_of[uid] = key
             lengths.setdefault(uid, []).append((tokens, len(response) >= longest))
@@ -168,7 +195,9 @@ def held_out_samples(
         if first_uid.setdefault((source, key), uid) == uid:
             tokens, is_cut = lengths[uid].pop(0)
             value = float("nan") if score is None else float(score)
-            samples.setdefault(source, {}).setdefault(key, []).append(held_out.Sample(value, tokens, is_cut))
+            samples.setdefault(source, {}).setdefault(key, []).append(
+                held_out.Sample(value, tokens, is_cut)
+            )
     return samples
 
 
@@ -179,7 +208,9 @@ Row = tuple[str, dict[str, Any]]
 def _joined(groups: Sequence[Group[int, list[Row]]]) -> KVBatchMeta:
     """Return the rows of groups as a batch of verl."""
     rows = [row for group in groups for rollout in group.rollouts for row in rollout]
-    return KVBatchMeta(partition_id="train", keys=[key for key, _ in rows], tags=[tag for _, tag in rows])
+    return KVBatchMeta(
+        partition_id="train", keys=[key for key, _ in rows], tags=[tag for _, tag in rows]
+    )
 
 
 # verl calls the advantage estimator as a plain function, so the trainer leaves its method here during a step.
@@ -235,7 +266,9 @@ class WithPosteriors(PPOTrainer):
             else:
                 batch, metrics = sample(*args, **options)
             if batch.partition_id == "val" and self.posteriors is not None:
-                self._validated.append(Batch.read(batch, scored=False))  # a reward model may score it later
+                self._validated.append(
+                    Batch.read(batch, scored=False)
+                )  # a reward model may score it later
             elif self._probed:
                 self._probes = self._probe(batch)
             return batch, metrics
@@ -247,9 +280,15 @@ class WithPosteriors(PPOTrainer):
         clear = buffer._clear_groups
 
         def keep_and_clear(partition: str, uids: set[str]) -> None:
-            rows = {key: tag for key, tag in buffer.partitions[partition].items() if key.split("_")[0] in uids}
+            rows = {
+                key: tag
+                for key, tag in buffer.partitions[partition].items()
+                if key.split("_")[0] in uids
+            }
             if rows:  # a group whose rollouts all failed has none
-                group = KVBatchMeta(partition_id=partition, keys=list(rows), tags=list(rows.values()))
+                group = KVBatchMeta(
+                    partition_id=partition, keys=list(rows), tags=list(rows.values())
+                )
                 self._dropped.append(Batch.read(group))
             clear(partition, uids)
 
@@ -279,12 +318,16 @@ class WithPosteriors(PPOTrainer):
         request = tu.get_tensordict(collate_fn(rows))
         tu.assign_non_tensor_data(request, "global_steps", self.global_steps)
         self._submit_batch_to_rollout(request)
-        generated, _ = self._sample(global_steps=self.global_steps, partition_id="train", batch_size=len(rows))
+        generated, _ = self._sample(
+            global_steps=self.global_steps, partition_id="train", batch_size=len(rows)
+        )
         return uids, generated
 
     def _answers(self, requests: Sequence[Request[int]]) -> list[Answer[list[Row]]]:
         """Answer the strategy. A rollout is its rows in verl; one that has failed has none, and no score."""
-        uids, generated = self._generated([(request.prompt, request.rollouts) for request in requests])
+        uids, generated = self._generated(
+            [(request.prompt, request.rollouts) for request in requests]
+        )
         read = Batch.read(generated)
         rows_S: list[list[Row]] = [[] for _ in read.uids_S]
         for row, rollout in enumerate(read.rollout_R.tolist()):
@@ -301,7 +344,11 @@ class WithPosteriors(PPOTrainer):
 
     def _probe(self, batch: KVBatchMeta) -> Probes | None:
         """Generate further rollouts of the chosen prompts of a batch; they leave no trace in verl."""
-        asked = [key for key in dict.fromkeys(Batch.read(batch, scored=False).keys_S) if key in self._probed]
+        asked = [
+            key
+            for key in dict.fromkeys(Batch.read(batch, scored=False).keys_S)
+            if key in self._probed
+        ]
         if not asked:
             return None
         assert self._settings is not None
@@ -310,7 +357,9 @@ class WithPosteriors(PPOTrainer):
         read = Batch.read(generated)
         scores_Q_M = np.full((len(asked), samples), np.nan)
         for place, key in enumerate(asked):
-            scores = [score for of, score in zip(read.keys_S, read.scores_S, strict=True) if of == key]
+            scores = [
+                score for of, score in zip(read.keys_S, read.scores_S, strict=True) if of == key
+            ]
             scores_Q_M[place, : len(scores)] = scores
         tq.kv_clear(keys=generated.keys, partition_id=generated.partition_id)
         return Probes(asked, scores_Q_M)
@@ -330,11 +379,17 @@ class WithPosteriors(PPOTrainer):
             _ANSWER.reset(token)
 
     def _observe(
-        self, rollouts: Batch, metrics: dict[str, Any], rewards_R_T: torch.Tensor, mask_R_T: torch.Tensor
+        self,
+        rollouts: Batch,
+        metrics: dict[str, Any],
+        rewards_R_T: torch.Tensor,
+        mask_R_T: torch.Tensor,
     ) -> Floats:
         """Observe a step and what verl has dropped; add metrics; return the advantages (R,), 0 for padding."""
         assert self.posteriors is not None and self._settings is not None
-        has_tokens_R = mask_R_T.any(dim=-1).cpu().numpy()  # rollout correction may have masked a whole response
+        has_tokens_R = (
+            mask_R_T.any(dim=-1).cpu().numpy()
+        )  # rollout correction may have masked a whole response
         trained_S = np.zeros(len(rollouts.last_S), dtype=np.bool_)
         trained_S[rollouts.rollout_R[has_tokens_R & (rollouts.rollout_R >= 0)]] = True
 
@@ -352,7 +407,9 @@ class WithPosteriors(PPOTrainer):
             probes=self._probes,
             responses=Responses(lambda row: decode(texts[row]), keep=self._settings.keep_rollouts),
         )
-        rewards = np.concatenate([_row_sums(rewards_R_T)[rollouts.last_S], *(each.scores_S for each in dropped)])
+        rewards = np.concatenate(
+            [_row_sums(rewards_R_T)[rollouts.last_S], *(each.scores_S for each in dropped)]
+        )
         scores = np.concatenate([each.scores_S for each in batches])
         keys = [key for each in batches for key in each.keys_S]
         self._probes = None
@@ -360,11 +417,15 @@ class WithPosteriors(PPOTrainer):
         metrics.update(scored.metrics)
         return np.where(rollouts.rollout_R >= 0, scored.advantages[:count][rollouts.rollout_R], 0.0)
 
-    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **options: Any
+    ) -> None:
         super()._compute_metrics(batch, metrics, *args, **options)
         if self.posteriors is not None and self.posteriors.step:
             planned = self.total_training_steps * self.posteriors.step / max(self.global_steps, 1)
-            self.posteriors.record_metrics(self.posteriors.step, {**metrics, "plan/steps": round(planned)})
+            self.posteriors.record_metrics(
+                self.posteriors.step, {**metrics, "plan/steps": round(planned)}
+            )
 
     def _val_metrics_update(
         self,
@@ -383,7 +444,9 @@ class WithPosteriors(PPOTrainer):
                 validated, data_sources, sample_uids, scores, self.config.data.max_response_length
             )
             model = str(self.config.actor_rollout_ref.model.path)
-            how = OmegaConf.to_container(self.config.actor_rollout_ref.rollout.val_kwargs, resolve=True)
+            how = OmegaConf.to_container(
+                self.config.actor_rollout_ref.rollout.val_kwargs, resolve=True
+            )
             if samples:
                 held_out.record(self.posteriors, samples, model=model, config={"val_kwargs": how})
         means: dict[str, float] = super()._val_metrics_update(
@@ -393,7 +456,9 @@ class WithPosteriors(PPOTrainer):
 
     def _save_checkpoint(self) -> None:
         if self.posteriors is not None:
-            folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"  # verl's name
+            folder = (
+                Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+            )  # verl's name
             self._steps.save(folder)
         super()._save_checkpoint()
 
@@ -408,7 +473,11 @@ class WithPosteriors(PPOTrainer):
                 self.posteriors.close()
 
     def _open(self, settings: Settings) -> Posteriors:
-        trainer, data, rollouts = self.config.trainer, self.config.data, self.config.actor_rollout_ref.rollout.n
+        trainer, data, rollouts = (
+            self.config.trainer,
+            self.config.data,
+            self.config.actor_rollout_ref.rollout.n,
+        )
         name, files = settings.run_name or str(trainer.experiment_name), data.train_files
         if trainer.resume_mode == "disable":
             way_out = f"give another algorithm.{NAME}.run_name, or trainer.resume_mode=auto to continue it"
@@ -431,16 +500,22 @@ class WithPosteriors(PPOTrainer):
             generate=self._answers if self._fills else None,
             rows=rows_of(self.train_dataset),
             model=str(self.config.actor_rollout_ref.model.path),
-            dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
+            dataset=", ".join(
+                Path(file).name for file in ([files] if isinstance(files, str) else files)
+            ),
             many_labels=repeats and has_images(self.train_dataset),
             method=f"verl {trainer.v1.trainer_mode}",
             config=OmegaConf.to_container(self.config, resolve=True),
         )
         chosen = probed_prompts(dict.fromkeys(keys), settings.probe_fraction, data.get("seed") or 0)
         self._probed = {key: keys.index(key) for key in chosen}
-        if strategy.draws and not self._fills:  # in place of verl's data loader, when verl asks for the next batch
+        if (
+            strategy.draws and not self._fills
+        ):  # in place of verl's data loader, when verl asks for the next batch
             rows, batches = self.train_dataset, iter(self._steps.draw, None)
-            self.train_dataloader_it = (collate_fn([rows[row] for row in drawn]) for drawn in batches)
+            self.train_dataloader_it = (
+                collate_fn([rows[row] for row in drawn]) for drawn in batches
+            )
         if resumes:
             self._steps.go_back(self._loaded(), Path(trainer.default_local_dir))
         return self._steps.posteriors
@@ -452,7 +527,9 @@ class WithPosteriors(PPOTrainer):
             return None
         if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
             return Path(trainer.resume_from_path)
-        return Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"  # as verl names it
+        return (
+            Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        )  # as verl names it
 
 
 TRAINERS = {  # our subclasses of verl's trainers, by trainer.v1.trainer_mode

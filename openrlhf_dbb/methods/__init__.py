@@ -83,7 +83,9 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
         f"KL {kl:g}" if kl else "no KL",
     ]
     if args.replay.samples:
-        parts.append(f"replay of {args.replay.samples} of {args.replay.cache} cached rollouts a prompt")
+        parts.append(
+            f"replay of {args.replay.samples} of {args.replay.cache} cached rollouts a prompt"
+        )
     if args.reward.overlong_buffer_len is not None:
         parts.append(f"overlong penalty over the last {args.reward.overlong_buffer_len:g} tokens")
     return f"{name}: " + "; ".join(parts)

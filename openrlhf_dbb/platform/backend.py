@@ -58,7 +58,8 @@ class Backend(DeepspeedStrategy):
             engine = getattr(_model_of(entry), "model", None)
             is_alone = self.stage == 0 and self.world_size == 1
             if is_alone and isinstance(engine, DeepSpeedEngine):
-                engine.enable_backward_allreduce = False  # it would copy all gradients, twice, and sum nothing
+                # It would copy all gradients, twice, and sum nothing
+                engine.enable_backward_allreduce = False
                 engine.clip_fp32_gradients = functools.partial(_clip, engine)
         return prepared
 
@@ -76,7 +77,9 @@ class Backend(DeepspeedStrategy):
         save = policy.save_pretrained
         tied = getattr(policy, "all_tied_weights_keys", ())
 
-        def save_as_it_came(folder: str, state_dict: dict[str, torch.Tensor], **options: Any) -> None:
+        def save_as_it_came(
+            folder: str, state_dict: dict[str, torch.Tensor], **options: Any
+        ) -> None:
             # Upstream hands copies over, in which save_pretrained cannot see that two weights were one.
             saved = {}
             for name, weight in state_dict.items():
@@ -144,7 +147,9 @@ def _fill_mean_and_deviation(model: Any) -> None:
 
 def _clip(engine: DeepSpeedEngine) -> None:
     """Clip gradients in float32 without ZeRO; DeepSpeed would forget their norm, which is logged."""
-    engine._global_grad_norm = torch.nn.utils.clip_grad_norm_(engine.module.parameters(), engine.gradient_clipping())
+    engine._global_grad_norm = torch.nn.utils.clip_grad_norm_(
+        engine.module.parameters(), engine.gradient_clipping()
+    )
 
 
 class _CpuDevice(str):
@@ -175,7 +180,9 @@ class CpuBackend(Backend):
         torch.cuda.current_stream = lambda: None
         # NCCL's communicator disables itself without a GPU, and every weight broadcast would do nothing in silence.
         upstream.replace(ppo_actor, "stateless_init_process_group", GlooCommunicator)
-        upstream.replace(utils, "convert_to_torch_dtype", torch_dtype)  # looked up when a model is loaded
+        upstream.replace(
+            utils, "convert_to_torch_dtype", torch_dtype
+        )  # looked up when a model is loaded
         # DeepSpeed would compile the shared-memory op now, which takes a minute and 8 GiB.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         super().setup_distributed(timeout)

@@ -39,10 +39,14 @@ class InProcessEngine:
 
         def make() -> LLMEngine:
             # One thread reads all prompts. vLLM would copy the tokenizer for others, in a second.
-            upstream.replace(vllm.renderers.hf, "maybe_make_thread_pool", lambda tokenizer, *_: tokenizer)
+            upstream.replace(
+                vllm.renderers.hf, "maybe_make_thread_pool", lambda tokenizer, *_: tokenizer
+            )
             config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
             executor = Executor.get_class(config)
-            return LLMEngine(config, executor, log_stats=not arguments.disable_log_stats, multiprocess_mode=False)
+            return LLMEngine(
+                config, executor, log_stats=not arguments.disable_log_stats, multiprocess_mode=False
+            )
 
         # A step releases Python's lock at each operation on tensors. If another thread is busy, such as a reward
         # function's, the step waits this long to get the lock back. With Python's default, 5 ms, a step takes twice
@@ -74,7 +78,11 @@ class InProcessEngine:
             answer.cancel()  # if the caller has gone before the answer, the next step aborts the request
 
     async def collective_rpc(
-        self, method: str | Callable[..., Any], timeout: float | None = None, args: tuple[Any, ...] = (), **rest: Any
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        **rest: Any,
     ) -> list[Any]:
         """Call a method of vLLM's worker, or a function of the worker, between two generation steps."""
         return list(await self._call(self._engine.collective_rpc, method, timeout, args, **rest))
@@ -101,7 +109,9 @@ class InProcessEngine:
 
     # The thread itself runs the methods below.
 
-    def _add(self, request_id: str, prompt: Any, params: SamplingParams, answer: Future[RequestOutput]) -> None:
+    def _add(
+        self, request_id: str, prompt: Any, params: SamplingParams, answer: Future[RequestOutput]
+    ) -> None:
         self._answers[request_id] = answer
         try:
             if self._failure is not None:
@@ -130,7 +140,9 @@ class InProcessEngine:
         if self._paused:  # paused after the step was submitted; resuming submits another one
             return
         try:
-            gone = [request_id for request_id, answer in self._answers.items() if answer.cancelled()]
+            gone = [
+                request_id for request_id, answer in self._answers.items() if answer.cancelled()
+            ]
             self._engine.abort_request(gone)
             for request_id in gone:
                 del self._answers[request_id]

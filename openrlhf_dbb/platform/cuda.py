@@ -16,7 +16,9 @@ PADDED = "micro-batch size x --data.max_len"
 
 FLASH = "flash_attention_2"
 TORCH = "sdpa"
-_KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
+_KERNELS = range(
+    8, 10
+)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
 
 BLOCK = 64  # tokens; vLLM's caches of keys and values on GPUs have blocks of at most so many
 
@@ -105,7 +107,11 @@ def without_expandable_segments(settings: str) -> str:
     vLLM reads the weights in the policy's memory on the same GPU. Another process may open a
     segment that expands only with ptrace rights, which containers and most systems refuse.
     """
-    kept = [part for part in settings.split(",") if part.partition(":")[0].strip() != "expandable_segments"]
+    kept = [
+        part
+        for part in settings.split(",")
+        if part.partition(":")[0].strip() != "expandable_segments"
+    ]
     return ",".join(kept)
 
 

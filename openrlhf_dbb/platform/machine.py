@@ -39,12 +39,15 @@ class Machine:
     """The CUDA devices that this process may use; ``CUDA_VISIBLE_DEVICES`` counts."""
 
     gpus: tuple[Gpu, ...] = ()
-    driver_cuda: tuple[int, int] | None = None  # newest CUDA that the driver runs; None without a driver
+    # Newest CUDA that the driver runs; None without a driver
+    driver_cuda: tuple[int, int] | None = None
 
     def describe(self) -> str:
         """Return the GPUs in words, such as "8 x NVIDIA H200 (140 GiB)"; "" without one."""
         counts = Counter((gpu.name, gpu.memory) for gpu in self.gpus)
-        return ", ".join(f"{count} x {name} ({memory / GIB:.0f} GiB)" for (name, memory), count in counts.items())
+        return ", ".join(
+            f"{count} x {name} ({memory / GIB:.0f} GiB)" for (name, memory), count in counts.items()
+        )
 
 
 @functools.cache
@@ -107,7 +110,9 @@ def lacks() -> list[str]:
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        lines.append(f"there is no {header}, and Triton needs it; install python{version}-dev (or -devel)")
+        lines.append(
+            f"there is no {header}, and Triton needs it; install python{version}-dev (or -devel)"
+        )
     return lines
 
 
@@ -140,7 +145,9 @@ def ray_cluster() -> str | None:
     address = os.environ.get("RAY_ADDRESS")
     if address:
         return None if address == ALONE else address
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # where Ray itself looks
+    folder = (
+        os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    )  # where Ray itself looks
     noted = Path(folder) / "ray" / "ray_current_cluster"
     return noted.read_text().strip() or None if noted.is_file() else None
 
@@ -160,7 +167,9 @@ def use_rays_interface() -> None:
 
 
 if __name__ == "__main__":
-    faults = [no_gpus(look(), sys.argv[1])] if look().gpus else []  # an image is built on a host without one
+    faults = (
+        [no_gpus(look(), sys.argv[1])] if look().gpus else []
+    )  # an image is built on a host without one
     missing = [line for line in [*faults, *lacks()] if line]
     print("\n".join(missing))
     sys.exit(bool(missing))

@@ -20,7 +20,12 @@ from openrlhf_dbb.terminal import prepare_streams
 WAIT_S = 600
 _TRIES = 2
 _LONGEST_SOCKET = 107  # bytes of a path; Linux has room for 108 with the zero behind it
-_PORTS = "metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port"
+_PORTS = (
+    "metrics_agent_port",
+    "metrics_export_port",
+    "dashboard_agent_listen_port",
+    "runtime_env_agent_port",
+)
 # Ray's processes read these variables when they start; `import ray` reads some of them in this process.
 _VARIABLES = {
     "RAY_agent_register_timeout_ms": 1000 * WAIT_S,
@@ -47,7 +52,9 @@ def prepare_worker() -> None:
         machine.add_shims()
 
 
-def start(on_cpu: Mapping[str, int], environment: Mapping[str, str], *, verbose: bool, **runtime: Any) -> None:
+def start(
+    on_cpu: Mapping[str, int], environment: Mapping[str, str], *, verbose: bool, **runtime: Any
+) -> None:
     """Start Ray, or join the cluster; call :func:`prepare` first. Raises RunError if it does not start.
 
     ``on_cpu`` has the cores and logical GPUs of a Ray of our own without CUDA, ``environment`` the variables of all
@@ -60,11 +67,17 @@ def start(on_cpu: Mapping[str, int], environment: Mapping[str, str], *, verbose:
         gpus = len(machine.look().gpus)
         # With fewer cores than one beside each GPU, Ray would wait for ever. Two are for OpenRLHF's trainers.
         options |= on_cpu if cpu.active() else {"num_cpus": max(int(get_num_cpus()), gpus + 2)}
-        options["include_dashboard"] = False  # a dashboard that does not start holds up Ray for as long as Ray may take
+        # A dashboard that does not start holds up Ray for as long as Ray may take
+        options["include_dashboard"] = False
     unless_set = {"TOKENIZERS_PARALLELISM": "true", **environment}
     variables = {name: os.environ.get(name, value) for name, value in unless_set.items()}
     variables |= (cpu if cpu.active() else cuda).worker_environment()
-    init(runtime_env={"env_vars": variables, **runtime}, log_to_driver=verbose, logging_level="warning", **options)
+    init(
+        runtime_env={"env_vars": variables, **runtime},
+        log_to_driver=verbose,
+        logging_level="warning",
+        **options,
+    )
 
 
 def init(**options: Any) -> None:
@@ -85,14 +98,18 @@ def init(**options: Any) -> None:
             node.Node = _small_node(rays_node, logs=options.get("log_to_driver", True))
             ray.init(**options)
             return
-        except Exception as error:  # of any class: Ray raises a bare Exception where a start takes too long
+        except (
+            Exception
+        ) as error:  # of any class: Ray raises a bare Exception where a start takes too long
             ray.shutdown()
             if not left:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 took = f"tried {_TRIES} times in {time.monotonic() - began:.0f} s ({busyness()})"
                 logs = f"{_folder()}/session_latest/logs"
                 advice = "; start again when the machine is less busy" if _is_late(reason) else ""
-                raise RunError(f"Ray did not start, {took}: {reason} Its logs are in {logs}{advice}") from error
+                raise RunError(
+                    f"Ray did not start, {took}: {reason} Its logs are in {logs}{advice}"
+                ) from error
         finally:
             node.Node = rays_node
 

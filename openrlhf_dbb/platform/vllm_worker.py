@@ -38,11 +38,19 @@ else:
         cumulated = logits.softmax(dim=-1, dtype=torch.float32).cumsum(dim=-1, dtype=torch.float64)
         level = cumulated[:, -1:] * torch.rand(len(logits), 1, dtype=torch.float64)
         # A token without probability adds nothing, so that no level lies at it.
-        return torch.searchsorted(cumulated, level, right=True).clamp_(max=logits.shape[1] - 1).view(-1)
+        return (
+            torch.searchsorted(cumulated, level, right=True)
+            .clamp_(max=logits.shape[1] - 1)
+            .view(-1)
+        )
 
     def _normed(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         """Call vLLM's kernel for processors, where vLLM takes six operations of torch."""
-        plain = layer.has_weight and layer.variance_size_override is None and layer.weight.dtype == x.dtype
+        plain = (
+            layer.has_weight
+            and layer.variance_size_override is None
+            and layer.weight.dtype == x.dtype
+        )
         if not plain or not x.is_contiguous():
             return layer.forward_native(x, residual)
         if residual is None:
@@ -55,19 +63,31 @@ else:
     topk_topp_sampler.compiled_random_sample = _sampled
     RMSNorm.forward_cpu = _normed
     # vLLM names multiples of 32 alone and has kernels for multiples of 16.
-    CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(lambda: [MultipleOf(cpu.BLOCK_FP32)])
+    CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(
+        lambda: [MultipleOf(cpu.BLOCK_FP32)]
+    )
 
     # Not OpenRLHF's own: it needs NCCL, and its import takes seconds in each engine.
     class Upstream:  # type: ignore[no-redef]
         """The methods of OpenRLHF's ``WorkerWrap`` that broadcast weights, over gloo."""
 
         def init_process_group(
-            self, master_address: str, master_port: int, rank_offset: int, world_size: int, *_: Any, **__: Any
+            self,
+            master_address: str,
+            master_port: int,
+            rank_offset: int,
+            world_size: int,
+            *_: Any,
+            **__: Any,
         ) -> None:
             rank = dist.get_rank() + rank_offset
-            self._model_update_group = GlooCommunicator(master_address, master_port, rank, world_size)
+            self._model_update_group = GlooCommunicator(
+                master_address, master_port, rank, world_size
+            )
 
-        def update_weight(self, name: str, dtype: torch.dtype, shape: torch.Size, empty_cache: bool = False) -> None:
+        def update_weight(
+            self, name: str, dtype: torch.dtype, shape: torch.Size, empty_cache: bool = False
+        ) -> None:
             weight = torch.empty(shape, dtype=dtype)
             self._model_update_group.broadcast(weight, src=0)
             self.load([(name, weight)])  # type: ignore[attr-defined]

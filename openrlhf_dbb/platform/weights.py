@@ -101,7 +101,9 @@ def buckets(parameters: Sequence[Parameter], limit: int) -> list[list[Parameter]
     return filled
 
 
-def pack(bucket: Sequence[Parameter], weights: Mapping[str, Any], *, copy: bool = False) -> torch.Tensor:
+def pack(
+    bucket: Sequence[Parameter], weights: Mapping[str, Any], *, copy: bool = False
+) -> torch.Tensor:
     """Return the bytes of a bucket (uint8), on the device of its weights.
 
     The bytes of one weight alone are that weight's memory, unless ``copy``.
@@ -122,7 +124,9 @@ def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[
 class Receiver:
     """Receives buckets in vLLM's worker: by a broadcast, or from the policy's memory on the same GPU."""
 
-    _known: frozenset[str] = frozenset()  # parameters of the policy that vLLM's model has loaded once
+    _known: frozenset[str] = (
+        frozenset()
+    )  # parameters of the policy that vLLM's model has loaded once
 
     def receive_weights(self, bucket: Sequence[Sequence[Any]], handles: Any = None) -> None:
         """Receive a bucket, the values of each :class:`Parameter`, and load it into the model.
@@ -141,7 +145,9 @@ class Receiver:
         if handles is not None:
             torch.cuda.synchronize()  # the policy frees the memory once this returns
 
-    def update_weight_cuda_ipc(self, name: str, dtype: Any, shape: Any, ipc_handles: Any, *_: Any) -> None:
+    def update_weight_cuda_ipc(
+        self, name: str, dtype: Any, shape: Any, ipc_handles: Any, *_: Any
+    ) -> None:
         """Load one parameter, as upstream sends it under tensor parallelism; raises as above."""
         self.load([(name, self._on_this_gpu(ipc_handles))])
         torch.cuda.synchronize()
@@ -174,14 +180,18 @@ class Receiver:
         # the first time each weight goes alone: an empty answer then says that vLLM ignored it.
         for name, weight in weights:
             if not model.load_weights(weights=[(name, weight)]):
-                raise RuntimeError(f"weight sync: vLLM's model loaded nothing from {name!r} {tuple(weight.shape)}")
+                raise RuntimeError(
+                    f"weight sync: vLLM's model loaded nothing from {name!r} {tuple(weight.shape)}"
+                )
         self._known |= names
 
 
 class GlooCommunicator:
     """Stands in for OpenRLHF's ``stateless_init_process_group``, which needs NCCL; takes the same arguments."""
 
-    def __init__(self, host: str, port: int, rank: int, world_size: int, device: Any = None) -> None:
+    def __init__(
+        self, host: str, port: int, rank: int, world_size: int, device: Any = None
+    ) -> None:
         store = dist.TCPStore(host, port, world_size, is_master=rank == 0, timeout=GLOO_TIMEOUT)
         self._group = dist.ProcessGroupGloo(store, rank, world_size, GLOO_TIMEOUT)
 
@@ -190,4 +200,6 @@ class GlooCommunicator:
         options = dist.BroadcastOptions()
         options.rootRank = src
         options.rootTensor = 0
-        self._group.broadcast([tensor.detach().contiguous().view(-1).view(torch.uint8)], options).wait()
+        self._group.broadcast(
+            [tensor.detach().contiguous().view(-1).view(torch.uint8)], options
+        ).wait()

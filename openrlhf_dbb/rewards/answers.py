@@ -49,7 +49,8 @@ _MARKER = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+(?=\S)", re.MULTIL
 # "(apples)", "(that is 7 + 4 - 6)", "(see equation 5)"; not "(xy + 1)", "(or 6)"
 _NO_REMARK = rf"(?:{'|'.join(FUNCTIONS)}|or|not|maybe|perhaps|possibly|wrong|i)\b"
 _REMARK = re.compile(
-    rf"\s\((?:[\d.,]+ )?(?!{_NO_REMARK})[A-Za-z]{{3,}}(?! ?[-+*/^=<>_])[^()]*\)|\s?\([\u3040-\u9fff]+\)", re.IGNORECASE
+    rf"\s\((?:[\d.,]+ )?(?!{_NO_REMARK})[A-Za-z]{{3,}}(?! ?[-+*/^=<>_])[^()]*\)|\s?\([\u3040-\u9fff]+\)",
+    re.IGNORECASE,
 )
 _TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
@@ -73,7 +74,9 @@ STATEMENT = re.compile(
     r"|答案\s*[是为:\uff1a]|选\s*[:\uff1a]?(?=\s*\(?[A-Z])",
     re.IGNORECASE,
 )
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
+)
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")  # "$5 and $7" encloses words, not a formula
 # The parts of a value in running text, each with an example.
 _OPERATOR = r"[-=+*/^(<>]"
@@ -94,7 +97,9 @@ _MORE_PARTS = [
     r"(?:and|or|plus|minus|times|to|by|over)(?=\s*[-\d\\$])",  # 1 and 2
     rf"(?:square|cubic|percent|{_UNIT_NAMES})s?(?![^\W\d_])",  # 5 square metres
 ]
-_MATHS = re.compile(rf"(?:{'|'.join(_PARTS)})(?:\s*(?:{'|'.join(_PARTS + _MORE_PARTS)}))*", re.ASCII)
+_MATHS = re.compile(
+    rf"(?:{'|'.join(_PARTS)})(?:\s*(?:{'|'.join(_PARTS + _MORE_PARTS)}))*", re.ASCII
+)
 LETTERS = "ABCDEFGHIJ"  # MMLU-Pro has up to ten options
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
@@ -139,11 +144,17 @@ def rewards(
     for query, prompt, label in zip(*columns, strict=True):
         text = str(label).strip()
         if not text:
-            raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of answers with --data.label_key")
+            raise ValueError(
+                f"the label of {prompt[:80]!r} is empty; name the column of answers with --data.label_key"
+            )
         if not query.startswith(prompt):
-            raise ValueError(f"the query {query[:80]!r} does not start with its prompt {prompt[:80]!r}")
+            raise ValueError(
+                f"the query {query[:80]!r} does not start with its prompt {prompt[:80]!r}"
+            )
         response = query[len(prompt) :].rstrip()
-        while token := next((token for token in TABLES["special_tokens"] if response.endswith(token)), None):
+        while token := next(
+            (token for token in TABLES["special_tokens"] if response.endswith(token)), None
+        ):
             response = response.removesuffix(token).rstrip()
         answered = without_thought(response, prompt)
         if answered is None:
@@ -221,7 +232,11 @@ def _in_last_box(text: str, places: list[tuple[int, int]], label: Value) -> Valu
 def _read_box(box: str, label: Value) -> Value | None:
     value = read(box, label)
     phrase = _plain(FONT.sub(r" \2 ", box))
-    if not isinstance(inner(label), Number) or isinstance(value, (Number, Equation)) or not _PROSE.search(phrase):
+    if (
+        not isinstance(inner(label), Number)
+        or isinstance(value, (Number, Equation))
+        or not _PROSE.search(phrase)
+    ):
         return value
     numbers = _numbers(phrase, 0, len(phrase), label)
     if len(numbers) != 1:
@@ -233,7 +248,9 @@ def _read_box(box: str, label: Value) -> Value | None:
 def _in_prose(text: str, label: Value) -> Value | None:
     if isinstance(inner(label), Number):
         text = re.sub(r"!(?=\s*(?:\n|\Z|[A-Z]))", ".", text)  # no factorial
-    statements = [statement.end() for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
+    statements = [
+        statement.end() for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()
+    ]
     first = re.match(r"\s*(\S.*)\n\s*\n", text)
     value = read(first[1], label) if first and not statements else None
     if first and value and isinstance(inner(value), type(inner(label))):
@@ -251,7 +268,9 @@ def _offers(text: str, statements: list[int], label: Value) -> Iterator[tuple[in
     return _values(text[: statements[-1] + SAID_CHARACTERS], statements[-1], label)
 
 
-def _first_affirmed(text: str, places: Iterable[tuple[int, int, Value]], label: Value) -> Value | None:
+def _first_affirmed(
+    text: str, places: Iterable[tuple[int, int, Value]], label: Value
+) -> Value | None:
     denied = set()
     last_denied = 0
     for start, end, value in places:
@@ -288,7 +307,9 @@ def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> boo
         numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
         if any(_is_same(number, value) for number in numbers):
             is_other = False
-        elif (CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence))) or ASSERTION.search(sentence):
+        elif (
+            CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence))
+        ) or ASSERTION.search(sentence):
             is_other = True
     return is_other
 
@@ -319,7 +340,9 @@ def _says_another(text: str, place: int, start: int, value: Value, label: Value)
 
 
 def _is_same(other: Value | None, value: Value) -> bool:
-    return other is not None and canonical(other).removesuffix("%") == canonical(value).removesuffix("%")
+    return other is not None and canonical(other).removesuffix("%") == canonical(
+        value
+    ).removesuffix("%")
 
 
 def _plain(text: str) -> str:
@@ -331,7 +354,9 @@ def _plain(text: str) -> str:
     return _REMARK.sub(lambda remark: remark[0] if is_doubtful(remark[0]) else "", text)
 
 
-def _values(text: str, start: int, label: Value, *, last_first: bool = False) -> Iterator[tuple[int, int, Value]]:
+def _values(
+    text: str, start: int, label: Value, *, last_first: bool = False
+) -> Iterator[tuple[int, int, Value]]:
     """Yield the places and values behind a place of a text, in order."""
     borders = [start, *(found.end() for found in _SENTENCE_END.finditer(text, start)), len(text)]
     find_in = _numbers if isinstance(inner(label), Number) else _at_the_end
@@ -343,7 +368,9 @@ def _values(text: str, start: int, label: Value, *, last_first: bool = False) ->
 def _numbers(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
     places = []
     for found in _MATHS.finditer(text, begin, end):
-        value = read(found[0], label) if re.match("[A-Za-z]", text[found.end() :]) is None else None  # 5th
+        value = (
+            read(found[0], label) if re.match("[A-Za-z]", text[found.end() :]) is None else None
+        )  # 5th
         if value is not None and isinstance(inner(value), Number):
             places.append((*found.span(), value))
     return places
@@ -374,7 +401,9 @@ def _is_like(value: Value, label: Value) -> bool:
     value = inner(value)
     like = inner(label)
     if isinstance(like, Words):
-        return isinstance(value, Words) and (value.words == like.words or not value.words[0].isalpha())
+        return isinstance(value, Words) and (
+            value.words == like.words or not value.words[0].isalpha()
+        )
     if isinstance(like, Formula):
         return value.text == like.text or not (isinstance(value, Words) or value.text.isalpha())
     return isinstance(value, (type(like), Items))
@@ -459,7 +488,9 @@ def _words(said: str, label: str, is_box: bool) -> Said | None:
 def _one_of(said: str, spoken: list[str], pair: tuple[str, str]) -> list[str]:
     """Return yes or no, as a statement says it, first or last; nothing for "yes or no"."""
     either = rf"\b(?:{'|'.join(pair)})\b"
-    if re.search(rf"{either}(?:\W+(?:or|and|nor)\W+|\W*/\W*|\W+(?=\w+\W*\Z)){either}", said, re.IGNORECASE):
+    if re.search(
+        rf"{either}(?:\W+(?:or|and|nor)\W+|\W*/\W*|\W+(?=\w+\W*\Z)){either}", said, re.IGNORECASE
+    ):
         return []
     return [word for word in (*spoken[:1], *spoken[-1:]) if word in pair][:1]
 
@@ -477,9 +508,15 @@ def _without_markup(text: str) -> str:
 
 def _stated(text: str) -> list[tuple[int, str, bool]]:
     """Return in order what is said after "the answer is" on its line, and, with True, in boxes that are not long."""
-    found = [(start, text[start:end], True) for start, end in boxes(text) if end - start <= TAIL_CHARACTERS]
+    found = [
+        (start, text[start:end], True)
+        for start, end in boxes(text)
+        if end - start <= TAIL_CHARACTERS
+    ]
     for statement in STATEMENT.finditer(text):
-        line = re.compile(r"\s*([^\n]*)").match(text, statement.end(), statement.end() + SAID_CHARACTERS)
+        line = re.compile(r"\s*([^\n]*)").match(
+            text, statement.end(), statement.end() + SAID_CHARACTERS
+        )
         if line and line[1].strip() and not line[1].startswith("\\boxed"):
             found.append((line.start(1), line[1].rstrip(), False))
     for praised in _PRAISED.finditer(text):

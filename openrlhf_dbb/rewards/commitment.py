@@ -39,7 +39,9 @@ _END = re.compile(
     r"|[\u3002\uff01\uff1f\u0964\u061f\n]|<answer>|</answer>"
 )
 _CLAUSE = re.compile(r"[,;.!?](?=[\"\u201d]?(?:\s|\Z))|[\n\uff0c\u3002\uff1b\uff01\uff1f\u3001]")
-_MARKUP = re.compile(r"\\(?:boxed|fbox|framebox|text[a-z]*|math[a-z]+)\s*\{|\\[()\[\],;! ]|[$*_{}`]|</?[a-z]>")
+_MARKUP = re.compile(
+    r"\\(?:boxed|fbox|framebox|text[a-z]*|math[a-z]+)\s*\{|\\[()\[\],;! ]|[$*_{}`]|</?[a-z]>"
+)
 _VERB = r"(?:is|are|was|were|be|equals?)"
 # "the correct answer is", "it's", "x ="
 _SUBJECT = (
@@ -128,7 +130,9 @@ _UNFINISHED = _any(
     r"|since)[\s$]*\Z",
     r"[-+*/=(,]\s*\Z",
 )
-_BRACE = re.compile(r"(\\(?:text[a-z]*|math[a-z]+|boldsymbol|bm|underline|emph|boxed|fbox|framebox)\s*)?\{|\\.|\}")
+_BRACE = re.compile(
+    r"(\\(?:text[a-z]*|math[a-z]+|boldsymbol|bm|underline|emph|boxed|fbox|framebox)\s*)?\{|\\.|\}"
+)
 _COMMANDS_BEFORE = (
     "approx|implies|iff|Rightarrow|Longrightarrow|Leftrightarrow|therefore|q?quad|in|equiv|displaystyle|to"
     "|[Ll]arge|[Hh]uge|text|boldsymbol|mathbf|begin|left|[bB]ig"
@@ -146,7 +150,9 @@ CORRECTION = _any(_words("correction", "wrong", "denial"), r"actually|\bno\b")
 RESTART = _any(_words("correction"), r"\bno[,.!]")
 OR_BEFORE = _any(rf"[\s$]*{_words('alternative')}[\s$\\(\[{{*]*\Z")
 OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}(?!\s+else\b)")
-CONCLUSION = _any(r"\s*(?:so|thus|hence|therefore|[^.!?\n]*\b(?:total|in\s+all|altogether|final(?:ly)?|result))\b")
+CONCLUSION = _any(
+    r"\s*(?:so|thus|hence|therefore|[^.!?\n]*\b(?:total|in\s+all|altogether|final(?:ly)?|result))\b"
+)
 ASSERTION = _any(
     # "It is 6."
     r"(?:\b(?:is|are|was|be|as|get|got|equals?|gives?|becomes?|that)|'s|:|,(?=\s)|\A[^A-Za-z]*=)"

@@ -13,7 +13,11 @@ from openrlhf_dbb.rewards import reasoning_gym as tasks
 
 
 def math_answer(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, **_: Any
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: Mapping[str, Any] | None = None,
+    **_: Any,
 ) -> dict[str, Any]:
     """Return ``score`` and ``acc``, 1.0, 0.0 or NaN where nobody could verify, and ``read``, "" where nothing is told.
 
@@ -26,14 +30,21 @@ def math_answer(
 
 
 def reasoning_gym(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, **_: Any
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: Mapping[str, Any] | None = None,
+    **_: Any,
 ) -> dict[str, Any]:
     """Return the same as :func:`math_answer`, for labels of :func:`openrlhf_dbb.tasks.problems`."""
     return _scored(tasks.reward_func, solution_str, ground_truth, extra_info)
 
 
 def _scored(
-    reward_func: Callable[..., dict[str, Any]], response: str, label: str, extra_info: Mapping[str, Any] | None
+    reward_func: Callable[..., dict[str, Any]],
+    response: str,
+    label: str,
+    extra_info: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     question = str((extra_info or {}).get("question") or "")
     result = reward_func([question + response], [question], [label])

@@ -14,7 +14,8 @@ _NO_WORD = re.compile(
     r"\u3001-\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1f]+"
 )
 _VARIABLE = re.compile(r"(?<![^\W\d_])[a-z](?=\s?[(=^_+])")
-_FEWEST_COMMON = 0.4  # of the words of a sentence, but for names, in a language that has no letters of its own
+# Of the words of a sentence, but for names, in a language that has no letters of its own
+_FEWEST_COMMON = 0.4
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,16 @@ def _language(table: dict[str, str]) -> Language:
     doubt = " ".join(table["doubt"].split()).split(", ")
     marked = [f" {word} ".replace("* ", "").replace(" *", "") for word in doubt]
     return Language(
-        f"[{table['letters']}]" if "letters" in table else "(?!)", frozenset(table.get("common", "").split()), marked
+        f"[{table['letters']}]" if "letters" in table else "(?!)",
+        frozenset(table.get("common", "").split()),
+        marked,
     )
 
 
 _LANGUAGES = [_language(table) for table in TABLES["languages"].values()]
-ANSWER_NOUNS = "|".join(table["answer"].replace(", ", "|") for table in TABLES["languages"].values())
+ANSWER_NOUNS = "|".join(
+    table["answer"].replace(", ", "|") for table in TABLES["languages"].values()
+)
 
 
 def _words(text: str) -> list[str]:
@@ -65,7 +70,11 @@ def languages(text: str) -> list[Language]:
     counts = [len(language.common.intersection(words)) for language in _LANGUAGES]
     without_names = [word for word in _words(text) if word[0].islower()]
     fewest = max(english + 1, _FEWEST_COMMON * len(without_names))
-    return [language for language, count in zip(_LANGUAGES, counts, strict=True) if count >= max(fewest, *counts)]
+    return [
+        language
+        for language, count in zip(_LANGUAGES, counts, strict=True)
+        if count >= max(fewest, *counts)
+    ]
 
 
 def is_doubted(text: str) -> bool:

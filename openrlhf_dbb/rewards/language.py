@@ -59,12 +59,18 @@ def _words(text: str) -> set[str]:
 def _is_english(text: str) -> bool:
     if _ACCENTED.search(re.sub(TABLES["accented"], "", text)):  # n\u00f3t
         return False
-    return bool(_NAME_AND_VERB.match(text) or count_english([word.lower() for word in _words(text)]))
+    return bool(
+        _NAME_AND_VERB.match(text) or count_english([word.lower() for word in _words(text)])
+    )
 
 
 def _is_denied(text: str) -> bool:
     words = {word.lower() for word in _words(text)}
-    return _MIXED_WORD.search(text) is not None or not words.isdisjoint(_NOT_ENGLISH) or is_doubted(text)
+    return (
+        _MIXED_WORD.search(text) is not None
+        or not words.isdisjoint(_NOT_ENGLISH)
+        or is_doubted(text)
+    )
 
 
 def _may_stand_alone(text: str) -> bool:
@@ -133,7 +139,9 @@ def _is_remark(sentence: str) -> bool:
     if re.search(r"[\d$\\]", sentence):
         return False
     words = len(sentence.split())
-    return words < _FEWEST_WORDS or (words < _FEWEST_SPOKEN and _SPOKEN.search(sentence) is not None)
+    return words < _FEWEST_WORDS or (
+        words < _FEWEST_SPOKEN and _SPOKEN.search(sentence) is not None
+    )
 
 
 def is_read_later(sentence: str) -> bool:

@@ -27,7 +27,9 @@ _read_label = functools.lru_cache(maxsize=4096)(answers.read_label)
 _spelled = functools.lru_cache(maxsize=1024)(values.spelled)
 
 
-def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str | int]) -> dict[str, Any]:
+def reward_func(
+    queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str | int]
+) -> dict[str, Any]:
     """Verify responses against labels, under OpenRLHF's interface for reward functions.
 
     Args:
@@ -45,7 +47,9 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     return answers.rewards(lambda *row: judge(*row)[::2], queries, prompts, labels)
 
 
-def judge(response: str, label: str, question: str = "") -> tuple[float | None, values.Value | None, str | None]:
+def judge(
+    response: str, label: str, question: str = ""
+) -> tuple[float | None, values.Value | None, str | None]:
     """Return verdict, answer and what was read, as in ``reward_func``; the question, repeated, is no answer."""
     right = _read_label(label)
     if right is None:
@@ -58,7 +62,11 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
         if answer is None:
             return 0.0, None, _NOTHING_READ
         if values.is_copied(answer, right, _spelled(question)):
-            return 0.0, answer, f"{NO_ANSWER}: {answer.text} is left to be calculated, or the question's own"
+            return (
+                0.0,
+                answer,
+                f"{NO_ANSWER}: {answer.text} is left to be calculated, or the question's own",
+            )
         verdict = _verdict(right, answer, question)
     except Exception:  # a fault of this package must not end a training
         _logger.exception("not verified: %r, label %r", response[-200:], label)
@@ -69,14 +77,20 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
 def _verdict(right: values.Value, answer: values.Value, question: str) -> bool | None:
     verdict = values.equal(right, answer, _ask)
     if verdict is False and isinstance(answer, values.Number) and _PERCENT.search(question or "%"):
-        return values.equal(right, replace(answer, is_percent=False), _ask)  # "What percentage ...?" 28 %
+        return values.equal(
+            right, replace(answer, is_percent=False), _ask
+        )  # "What percentage ...?" 28 %
     return verdict
 
 
 def _answer(response: str, right: values.Value) -> values.Value | None:
     if isinstance(right, values.Words) and right.words[0].isalpha():
         label = " ".join(right.words)
-        said = answers.letter(response, answers.ALPHABET) if len(label) == 1 else answers.words(response, label)
+        said = (
+            answers.letter(response, answers.ALPHABET)
+            if len(label) == 1
+            else answers.words(response, label)
+        )
         return values.Words(said, tuple(said.lower().split())) if said else None
     return answers.find(response, right)
 
@@ -126,6 +140,10 @@ def _fault(label: str, question: str) -> str | None:
 def boxes_needed(labels: Iterable[str]) -> list[str]:
     """Return a warning if labels are not earned by "The answer is LABEL."."""
     distinct = list(dict.fromkeys(labels))
-    lost = [label for label in distinct if judge(f"The answer is {answers.bare_label(label)}.", label)[0] != 1.0]
+    lost = [
+        label
+        for label in distinct
+        if judge(f"The answer is {answers.bare_label(label)}.", label)[0] != 1.0
+    ]
     some = f"{len(lost)} of {len(distinct)} labels, such as {lost[0][:60]!r}," if lost else ""
     return [f"{some} are earned only in a box: ask for \\boxed{{}}"] if lost else []

@@ -14,11 +14,28 @@ TABLES = read_toml(Path(__file__).with_name("tables.toml"))
 _SIGNS = dict(TABLES["signs"])
 _COMMANDS = dict(TABLES["commands"])
 UPRIGHT = "\x01"
-FUNCTIONS = ["sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "pi"]
+FUNCTIONS = [
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "ln",
+    "log",
+    "exp",
+    "arcsin",
+    "arccos",
+    "arctan",
+    "pi",
+]
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _DEEPEST = 100  # brackets in each other; reading takes the square of the depth
 
-FONT = re.compile(r"\\(text[a-z]*|math[a-z]+|boldsymbol|bm|operatorname|emph|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+FONT = re.compile(
+    r"\\(text[a-z]*|math[a-z]+|boldsymbol|bm|operatorname|emph|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+)
 _FONT_OR_BOX = re.compile(FONT.pattern.replace("emph", "emph|boxed|fbox|framebox"))
 _UPRIGHT_FONTS = {"text", "textrm", "textbf", "textit", "texttt", "mathrm", "mbox", "operatorname"}
 _LETTERS = re.compile(rf"(?<![{UPRIGHT}\\A-Za-z])(?!(?<=\d)[eE][+-]?\d)[A-Za-z]+")
@@ -28,7 +45,10 @@ _GROUPS = re.compile(_GROUPED % "|,| " + _DOTTED)
 _GROUPS_IN_BRACKETS = re.compile(_GROUPED % "" + _DOTTED)
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2})(?![\d,]|\.\d)")
 _REWRITES: list[tuple[str, Any]] = [
-    (r"\\(?:left|right|[bB]igg?[lr]?|(?:display|text)style|limits|(?i:large|huge)|small|bf)(?![A-Za-z])", ""),
+    (
+        r"\\(?:left|right|[bB]igg?[lr]?|(?:display|text)style|limits|(?i:large|huge)|small|bf)(?![A-Za-z])",
+        "",
+    ),
     (r"(?<!\\)(?:\\!|\$)|`|\b(?:np|math)\.(?=[a-z])", ""),
     (r"(?<=[\w)}]) ?\*\* ?(?:\((-?\w+)\)|(-?\w+))", r"^{\1\2}"),
     (r"(?:(?<!\\)\\(?:[,:;> ]|q?quad(?![A-Za-z]))|[\s~])+", " "),
@@ -44,7 +64,10 @@ _REWRITES: list[tuple[str, Any]] = [
     ),
     (r"(?<![\w.}/^])(\d+) ?/ ?(\d+)(?![\w/(]|\.\d)", r"\\frac{\1}{\2}"),
     (r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?!\w|[{^]|\.\d)", r"\1\\times 10^{\2}"),
-    (rf"(?<=[\d)]) ?(?:\\times|\\cdot|\*|{UPRIGHT}?x) ?10 ?\^ ?(?:(-?\d)|\{{([+-]?\d+)\}})", r"\\times 10^{\1\2}"),
+    (
+        rf"(?<=[\d)]) ?(?:\\times|\\cdot|\*|{UPRIGHT}?x) ?10 ?\^ ?(?:(-?\d)|\{{([+-]?\d+)\}})",
+        r"\\times 10^{\1\2}",
+    ),
     (r"(?<=\d) x (?=\d)", r"\\times "),
     (r"(?<=\d) ?(?=\\binom)", r"\\cdot "),
 ]
@@ -55,7 +78,9 @@ def plain_signs(text: str) -> str:
     if text.isascii():
         return text
     text = _RAISED.sub(lambda raised: f"^{{{unicodedata.normalize('NFKC', raised[0])}}}", text)
-    return "".join(char if char.isascii() else _SIGNS.get(char) or _compatible(char) for char in text)
+    return "".join(
+        char if char.isascii() else _SIGNS.get(char) or _compatible(char) for char in text
+    )
 
 
 def _compatible(char: str) -> str:
@@ -114,10 +139,14 @@ def split(text: str, at: str = "(?!)") -> tuple[list[str], list[str]]:
             pieces.append(text[start : found.start()])
             signs.append(found[1])
             start = found.end()
-        depth += (found[0][-1] in "([{" or found[0] == r"\begin") - (found[0][-1] in ")]}" or found[0] == r"\end")
+        depth += (found[0][-1] in "([{" or found[0] == r"\begin") - (
+            found[0][-1] in ")]}" or found[0] == r"\end"
+        )
         if not 0 <= depth <= _DEEPEST:
             break
-    return ([stripped(piece) for piece in [*pieces, text[start:]]], signs) if not depth else ([], [])
+    return (
+        ([stripped(piece) for piece in [*pieces, text[start:]]], signs) if not depth else ([], [])
+    )
 
 
 def stripped(text: str) -> str:

@@ -10,9 +10,13 @@ from openrlhf_dbb.rewards.verifier_pool import TASK_WORKER, VerifierPool
 _pool = VerifierPool(worker=TASK_WORKER)
 
 
-def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+def reward_func(
+    queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]
+) -> dict[str, Any]:
     """Verify responses; takes, returns and raises the same as ``math_answer.reward_func``."""
-    return rewards(lambda response, label, _: (score(response, label), None), queries, prompts, labels)
+    return rewards(
+        lambda response, label, _: (score(response, label), None), queries, prompts, labels
+    )
 
 
 def score(response: str, label: str) -> float | None:

@@ -35,7 +35,9 @@ class RewardError(RunError):
     """The reward function raised, or returned something that is not a reward."""
 
 
-def scored(reward_func: Callable[..., Any], file: str, query: str, prompt: str, label: Any) -> Scored:
+def scored(
+    reward_func: Callable[..., Any], file: str, query: str, prompt: str, label: Any
+) -> Scored:
     """Call a file's reward function for one response; return and raise as :func:`checked`."""
     source = f"reward_func of {Path(file).name}"
     try:
@@ -50,14 +52,27 @@ def checked(result: Any, source: str) -> Scored:
 
     Raise RewardError unless ``source`` gave a dictionary with one finite number or None as "rewards" (and "scores").
     """
-    is_form = isinstance(result, dict) and "rewards" in result and isinstance(result.get("extra_logs"), dict | None)
-    reward, score = (_number(result.get(key)) for key in ("rewards", "scores")) if is_form else (math.nan, None)
+    is_form = (
+        isinstance(result, dict)
+        and "rewards" in result
+        and isinstance(result.get("extra_logs"), dict | None)
+    )
+    reward, score = (
+        (_number(result.get(key)) for key in ("rewards", "scores")) if is_form else (math.nan, None)
+    )
     read = result.get("read") if is_form else None
     read = read[0] if isinstance(read, (list, tuple)) and len(read) == 1 else read
     if math.nan in (reward, score) or not isinstance(read, str | None):
         shown = " ".join(repr(result)[:200].split())[:80]
-        raise RewardError(f'{source} returned {shown}; return {{"rewards": [one number or None for each response]}}')
-    return reward, reward if reward is None or score is None else score, result.get("extra_logs") or {}, read
+        raise RewardError(
+            f'{source} returned {shown}; return {{"rewards": [one number or None for each response]}}'
+        )
+    return (
+        reward,
+        reward if reward is None or score is None else score,
+        result.get("extra_logs") or {},
+        read,
+    )
 
 
 def _number(value: Any) -> float | None:
@@ -71,19 +86,30 @@ def _number(value: Any) -> float | None:
 
 def _failure(error: BaseException, file: str) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(file)]
+    lines = [
+        frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(file)
+    ]
     where = f" ({Path(file).name}, line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ") + where
+    return (
+        f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ") + where
+    )
 
 
-def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator) -> list[str]:
+def check(
+    file: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator
+) -> list[str]:
     """Return a warning if prompts are right as responses to themselves; refuse a broken file."""
     rows = rows_to_try(prompts, labels)
-    with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file", 1.0)) as pool:
+    with contextlib.closing(
+        VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file", 1.0)
+    ) as pool:
         tried = pool.ask({"file": file, "rows": rows})
     source = f"reward_func of {Path(file).name}"
     if "scores" not in tried:
-        raise UsageError(tried.get("failed") or f"{source}: {tried['unverified']}; call it by hand (docs/rewards.md)")
+        raise UsageError(
+            tried.get("failed")
+            or f"{source}: {tried['unverified']}; call it by hand (docs/rewards.md)"
+        )
     return judge(tried, source, estimator)
 
 
@@ -128,19 +154,35 @@ def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
         spec.loader.exec_module(module)
         reward_func: Any = getattr(module, "reward_func", None)
         if not callable(reward_func):
-            raise RewardError(f"{file} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)")
+            raise RewardError(
+                f"{file} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)"
+            )
         for prompt, label in rows:
-            tried = [scored(reward_func, file, prompt + text, prompt, label) for text in (prompt, label, "")]
+            tried = [
+                scored(reward_func, file, prompt + text, prompt, label)
+                for text in (prompt, label, "")
+            ]
             scores += [score for _, score, *_ in tried if score is not None]
             paid, prompts = paid + ((tried[0][0] or 0) >= 1), prompts + 1
             if time.monotonic() - began > _SCORING_S:
                 break
     except (Exception, SystemExit) as error:
-        return {"failed": str(error) if isinstance(error, RewardError) else f"{file} failed: {_failure(error, file)}"}
+        return {
+            "failed": str(error)
+            if isinstance(error, RewardError)
+            else f"{file} failed: {_failure(error, file)}"
+        }
     return {"scores": scores, "prompts": prompts, "paid": paid}
 
 
 if __name__ == "__main__":
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the file prints
-    with ThreadPoolExecutor(1) as thread:  # OpenRLHF calls reward functions in threads, where no signal can be handled
-        serve(float(sys.argv[1]), "json", lambda **tried: thread.submit(try_file, **tried).result(), memory=None)
+    with ThreadPoolExecutor(
+        1
+    ) as thread:  # OpenRLHF calls reward functions in threads, where no signal can be handled
+        serve(
+            float(sys.argv[1]),
+            "json",
+            lambda **tried: thread.submit(try_file, **tried).result(),
+            memory=None,
+        )

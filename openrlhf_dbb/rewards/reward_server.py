@@ -66,7 +66,9 @@ async def _ask_once(url: str, query: str, prompt: str, label: Any, seconds: floa
     raise RewardError(f"{name_of(url)} answered {status}: {said or 'nothing'}")
 
 
-def check(url: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator) -> list[str]:
+def check(
+    url: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator
+) -> list[str]:
     """Try a server on some prompts, as a reward file is tried.
 
     Returns a line with the scores that it gave, and a warning if it pays for repeated questions.

@@ -10,13 +10,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from openrlhf_dbb.rewards.notation import FUNCTIONS, TABLES, UPRIGHT, latex, normal, split, squeezed, stripped
+from openrlhf_dbb.rewards.notation import (
+    FUNCTIONS,
+    TABLES,
+    UPRIGHT,
+    latex,
+    normal,
+    split,
+    squeezed,
+    stripped,
+)
 
 LONGEST = 4000  # characters; Python reads no number of more than 4,300 digits
 TOLERANCE = Fraction(1, 10**6)  # relative; of decimals alone
 MOST_ITEMS = 50
 LARGEST_EXPONENT = 1000
-Ask = Callable[[str, str], bool | None]  # says of two formulas whether they are equal; None if it cannot tell
+Ask = Callable[
+    [str, str], bool | None
+]  # says of two formulas whether they are equal; None if it cannot tell
 Unit = tuple[str, Fraction]  # the base unit with its power, as m^2, and the factor to it
 
 _COMMA = rf"[,;]|{UPRIGHT}?\b(?:and|or)\b"
@@ -31,18 +42,28 @@ _BARE_WORD = (  # letters that are a word and no product of variables
 _WORD = re.compile(rf"{UPRIGHT}{_LETTERS}|{_BARE_WORD}")
 _NAMED = re.compile(rf"{_WORD.pattern}|(?<![\\{UPRIGHT}])\b[A-Z]+\b")  # Quadrant I
 _VARIABLE = re.compile(rf"(?<![\\{UPRIGHT}])(?<![^\W\d_]){_LETTERS}")
-_START = re.compile(rf"(?<![\\A-Za-z{UPRIGHT}])(?:{UPRIGHT}|[A-Za-z]{{2}})")  # of words that may follow a formula
-_PROSE = re.compile(rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])")  # ``def`` in a fraction is a product
+_START = re.compile(
+    rf"(?<![\\A-Za-z{UPRIGHT}])(?:{UPRIGHT}|[A-Za-z]{{2}})"
+)  # of words that may follow a formula
+_PROSE = re.compile(
+    rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])"
+)  # ``def`` in a fraction is a product
 _PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
-_REMARK = re.compile(rf"(?<=[\d}}%]) ?\(([A-Za-z{UPRIGHT}][A-Za-z{UPRIGHT}' ,.&-]*)\)$")  # 9 (apples)
+_REMARK = re.compile(
+    rf"(?<=[\d}}%]) ?\(([A-Za-z{UPRIGHT}][A-Za-z{UPRIGHT}' ,.&-]*)\)$"
+)  # 9 (apples)
 _NO_UNIT = re.compile(
     rf"{UPRIGHT}?\b(?:is|are|was|were|not|or|and|than|if|to|from|at|but|mod|plus|minus|times|over|by|no|wrong|false)\b"
 )
 _SIGN = rf"(?P<sign>[-+]|{UPRIGHT}?(?:minus|negative)\ ?)?(?:(?P<money>[$\u20ac\u00a3\u00a5])(?P<inner>-)?)?"
-_FRACTION = r"(?P<whole>\d+)?\ ?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}"  # 2\frac{1}{3}
-_DECIMAL = r"(?P<decimal>(?!10\ ?\^\{?[-+]?\d)(?:\d+\.?\d*|\.\d+))?"  # 12, 2.50, .5; not the 10 of 10^3
+# 2\frac{1}{3}
+_FRACTION = r"(?P<whole>\d+)?\ ?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}"
+# 12, 2.50, .5; not the 10 of 10^3
+_DECIMAL = r"(?P<decimal>(?!10\ ?\^\{?[-+]?\d)(?:\d+\.?\d*|\.\d+))?"
 _POWER = r"(?:(?:\\times\ )?10\ ?\^\{?(?P<power>[-+]?\d+)\}?)?"  # \times 10^{-5}
-_NUMBER = re.compile(rf"{_SIGN}(?:{_FRACTION}|{_DECIMAL}{_POWER})\ ?(?P<percent>%|{UPRIGHT}?percent)?", re.VERBOSE)
+_NUMBER = re.compile(
+    rf"{_SIGN}(?:{_FRACTION}|{_DECIMAL}{_POWER})\ ?(?P<percent>%|{UPRIGHT}?percent)?", re.VERBOSE
+)
 _NAME = re.compile(
     rf"(?:\\(?!frac|sqrt|infty|pm|{'|'.join(sorted(FUNCTIONS))})[A-Za-z]+ ?)?\{{?"
     r"(?:[A-Za-z]|[A-Z]+|(?:\\text\{[^{}]*\}|[A-Za-z]{3,})(?: ?(?:\\text\{[^{}]*\}|[A-Za-z]+))*)?"
@@ -50,7 +71,9 @@ _NAME = re.compile(
 )
 _INFINITE = re.compile(rf"\+?(-?) ?(?:\\infty|{UPRIGHT}?(?:infinity|infinite))")
 _BRACKETS = re.compile(r"(\\?\{|[(\[])(.*?)(\\\}|[)\]}])", re.DOTALL)
-_APPROXIMATION = re.compile(r"(.*\S) ?(?:\\approx|=) ?(-?\d*\.\d+)\D*")  # \frac{27}{35} \approx 0.771
+_APPROXIMATION = re.compile(
+    r"(.*\S) ?(?:\\approx|=) ?(-?\d*\.\d+)\D*"
+)  # \frac{27}{35} \approx 0.771
 
 UNITS = {
     name: (base, Fraction(factor))
@@ -165,7 +188,11 @@ def _exact(text: str) -> Value | None:
 def _agree(one: Number, other: Number) -> bool:
     """Return whether two numbers are equal, or one is the other's rounding."""
     place = max(one.half_place or 0, other.half_place or 0)
-    return abs(one.value - other.value) <= place or _same_number(one, other) or _same_number(other, one)
+    return (
+        abs(one.value - other.value) <= place
+        or _same_number(one, other)
+        or _same_number(other, one)
+    )
 
 
 def _list(text: str, numeric: bool) -> Value | None:
@@ -191,7 +218,11 @@ def _named(members: Items) -> Value:
         return Items(members.text, "()", tuple(items[place] for place in order))
     if names[0] and not any(names[1:]):
         return Equation(members.text, names[0], Items(members.text, ",", items))
-    return Items(members.text, ",", items) if len(set(names)) == 1 else Formula(members.text, is_relation=True)
+    return (
+        Items(members.text, ",", items)
+        if len(set(names)) == 1
+        else Formula(members.text, is_relation=True)
+    )
 
 
 def _relation(text: str, numeric: bool) -> Value | None:
@@ -276,7 +307,9 @@ def _words(text: str) -> Words | None:
 def _formula(text: str) -> Value | None:
     if re.search(r"\\pm(?![A-Za-z])", text):
         return _items(latex(text), ",", [re.sub(r"\\pm(?![A-Za-z])", sign, text) for sign in "+-"])
-    ends = (word.start() for word in _START.finditer(text, 1) if _is_after_formula(text[word.start() :]))
+    ends = (
+        word.start() for word in _START.finditer(text, 1) if _is_after_formula(text[word.start() :])
+    )
     formula = stripped(text[: next(ends, None)])
     return None if _PROSE.search(formula) else Formula(latex(formula))
 
@@ -302,7 +335,9 @@ def _bracketed(brackets: re.Match[str], numeric: bool) -> Value | None:
     return value if isinstance(value, (Number, Items, Words)) or left == "{" else Formula(text)
 
 
-def _items(text: str, kind: str, pieces: list[str], read_one: Callable[..., Value | None] = _single) -> Items | None:
+def _items(
+    text: str, kind: str, pieces: list[str], read_one: Callable[..., Value | None] = _single
+) -> Items | None:
     values = [read_one(piece, False) for piece in pieces] if len(pieces) <= MOST_ITEMS else [None]
     known = tuple(value for value in values if value is not None)
     return Items(text, kind, known) if len(known) == len(values) else None
@@ -384,7 +419,9 @@ def unit_of(text: str, *, letters: bool = False) -> Unit | None:
         return None
     base, size = UNITS[_known_unit(found["name"])]
     over, over_size = UNITS[_known_unit(found["over"])] if found["over"] else ("", 1)
-    power = _POWERS.get((found["before"] or found["after"] or "").strip(" ."), found["power"] or "1")
+    power = _POWERS.get(
+        (found["before"] or found["after"] or "").strip(" ."), found["power"] or "1"
+    )
     below = found["below"] or "1"
     return f"{base}^{power}/{over}^{below}", size ** int(power) / over_size ** int(below)
 
@@ -409,7 +446,9 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
     if not any(isinstance(value, Formula) and value.is_relation for value in (label, answer)):
         label = inner(label)
         answer = inner(answer)
-    if isinstance(label, Formula) and isinstance(answer, Number) and answer.unit:  # 5m, and 5 metres
+    if (
+        isinstance(label, Formula) and isinstance(answer, Number) and answer.unit
+    ):  # 5m, and 5 metres
         label = _number(label.text, True) or label
     return _same_value(label, answer, ask)
 
@@ -436,7 +475,9 @@ def _same_formula(label: Value, answer: Value, ask: Ask) -> bool | None:
     is_vector = kinds == {Items, Formula} and r"\begin" in label.text + answer.text
     is_relation = _is_relation(label)
     if is_vector or (
-        Words not in kinds and is_relation == _is_relation(answer) and (is_relation or Items not in kinds)
+        Words not in kinds
+        and is_relation == _is_relation(answer)
+        and (is_relation or Items not in kinds)
     ):
         return ask(label.text, answer.text)
     return False
@@ -445,11 +486,15 @@ def _same_formula(label: Value, answer: Value, ask: Ask) -> bool | None:
 def _is_relation(value: Value) -> bool:
     if isinstance(value, Formula):
         return value.is_relation
-    return isinstance(value, Equation) or (isinstance(value, Items) and value.kind not in (",", ":", "{}"))
+    return isinstance(value, Equation) or (
+        isinstance(value, Items) and value.kind not in (",", ":", "{}")
+    )
 
 
 def _same_number(label: Number, answer: Number) -> bool:
-    if answer.is_reducible and not label.is_reducible and label.value.denominator == 1:  # a calculation
+    if (
+        answer.is_reducible and not label.is_reducible and label.value.denominator == 1
+    ):  # a calculation
         return False
     return any(_is_near(label, answer, given) for given in _readings(label, answer))
 
@@ -480,7 +525,9 @@ def _is_near(label: Number, answer: Number, given: Fraction) -> bool:
 def _same_items(label: Items, answer: Items, ask: Ask) -> bool | None:
     kinds = {label.kind, answer.kind}
     is_unordered = kinds <= {",", "{}", "u"}
-    is_list = kinds in ({",", "()"}, {",", "[]"}) and not re.search(r"[<>]|\\[lg]e", label.text + answer.text)
+    is_list = kinds in ({",", "()"}, {",", "[]"}) and not re.search(
+        r"[<>]|\\[lg]e", label.text + answer.text
+    )
     is_like = is_unordered or len(kinds) == 1 or is_list
     if len(label.items) != len(answer.items) or not is_like:
         return False
@@ -513,7 +560,11 @@ def canonical(value: Value) -> str:
     if isinstance(value, Items):
         texts = list(map(canonical, value.items))
         return f"{value.kind[:1]}{','.join(sorted(texts) if value.kind in (',', '{}', 'u') else texts)}{value.kind[1:]}"
-    return " ".join(value.words) if isinstance(value, Words) and len(value.words[0]) > 1 else value.text
+    return (
+        " ".join(value.words)
+        if isinstance(value, Words) and len(value.words[0]) > 1
+        else value.text
+    )
 
 
 def spelled(text: str) -> str:
@@ -545,7 +596,9 @@ def is_copied(answer: Value, label: Value, question: str) -> bool:
 
 def _is_fraction_of(question: str, value: Fraction) -> bool:
     fractions = re.findall(r"\\frac\{(\d+)\}\{(\d+)\}", question)
-    return any(int(below) and Fraction(int(above), int(below)) == value for above, below in fractions)
+    return any(
+        int(below) and Fraction(int(above), int(below)) == value for above, below in fractions
+    )
 
 
 def _bare(text: str) -> str:

@@ -28,7 +28,8 @@ from openrlhf_dbb.secrets import mask_process, own_log
 MATH_WORKER = "openrlhf_dbb.rewards.verifier_pool"
 TASK_WORKER = "openrlhf_dbb.tasks"
 SECONDS_VARIABLE = "OPENRLHF_DBB_VERIFIER_SECONDS"
-START_LIMIT_S = 120.0  # the import of Math-Verify takes long while all other processes of a training start
+# The import of Math-Verify takes long while all other processes of a training start
+START_LIMIT_S = 120.0
 # A process that gets a tenth of a core still has its seconds; then it is one that waits for something.
 WALL_FACTOR = 10.0
 GRACE_S = 1.0
@@ -55,7 +56,9 @@ class VerifierPool:
         self._worker = worker
         self._wall_factor = wall_factor
         self.size = size or min(8, os.cpu_count() or 1)
-        self.time_limit_s = float(os.environ.get(SECONDS_VARIABLE) or 5.0) if time_limit_s is None else time_limit_s
+        self.time_limit_s = (
+            float(os.environ.get(SECONDS_VARIABLE) or 5.0) if time_limit_s is None else time_limit_s
+        )
         # Last in, first out: a process that runs is used before another one is started.
         self._idle: queue.LifoQueue[subprocess.Popen[str] | None] = queue.LifoQueue()
         for _ in range(self.size):
@@ -69,10 +72,14 @@ class VerifierPool:
         reply = self.ask({"answer": answer, "label": label})
         if "bad_label" in reply:
             reason = reply["bad_label"]
-            raise ValueError(f"cannot read the label {label!r} ({reason}); fix or drop this row of the data set")
+            raise ValueError(
+                f"cannot read the label {label!r} ({reason}); fix or drop this row of the data set"
+            )
         if "correct" in reply:
             return bool(reply["correct"])
-        logger.warning("not verified (%s): answer %r, label %r", reply["unverified"], answer[-200:], label)
+        logger.warning(
+            "not verified (%s): answer %r, label %r", reply["unverified"], answer[-200:], label
+        )
         return None
 
     def close(self) -> None:
@@ -87,7 +94,9 @@ class VerifierPool:
         process = self._idle.get()
         reply = None
         try:
-            if process is None or process.poll() is not None:  # it may have been killed while it was idle
+            if (
+                process is None or process.poll() is not None
+            ):  # it may have been killed while it was idle
                 process = self._start()
             limit_s = self._wall_factor * self.time_limit_s + GRACE_S
             reply = _exchange(process, json.dumps(request) + "\n", limit_s)
@@ -99,7 +108,11 @@ class VerifierPool:
         if reply is not None:
             return reply
         is_late = process.returncode in (-signal.SIGPROF, -signal.SIGKILL)
-        return {"unverified": f"no reply within {self.time_limit_s} s" if is_late else "its process ended"}
+        return {
+            "unverified": f"no reply within {self.time_limit_s} s"
+            if is_late
+            else "its process ended"
+        }
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", self._worker, str(self.time_limit_s)]
@@ -110,11 +123,15 @@ class VerifierPool:
         process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
         if _exchange(process, "", START_LIMIT_S) is None:
             _end(process)
-            raise UsageError(f"{' '.join(command)} did not start, its error is on stderr; is its package installed?")
+            raise UsageError(
+                f"{' '.join(command)} did not start, its error is on stderr; is its package installed?"
+            )
         return process
 
 
-def _exchange(process: subprocess.Popen[str], request: str, seconds: float) -> dict[str, Any] | None:
+def _exchange(
+    process: subprocess.Popen[str], request: str, seconds: float
+) -> dict[str, Any] | None:
     """Send a request, or nothing, and return the next reply; None if there is none."""
     assert process.stdin is not None and process.stdout is not None
     replies = select.poll()
@@ -156,14 +173,23 @@ def _parse(text: str) -> Any:
     # time limits use the alarm of the main thread, which is our limit.
     # Units are read before. By default it takes 5t and 5c for 5 tons and cups, so for 5.
     form = replace(LatexExtractionConfig().normalization_config, units=False)
-    whole = {"extraction_config": [LatexExtractionConfig(normalization_config=form)], "extraction_mode": "first_match"}
-    text = re.sub("(?<=[A-Za-z])'+", lambda primes: f"_{{prime{len(primes[0])}}}", text)  # it would drop them
+    whole = {
+        "extraction_config": [LatexExtractionConfig(normalization_config=form)],
+        "extraction_mode": "first_match",
+    }
+    text = re.sub(
+        "(?<=[A-Za-z])'+", lambda primes: f"_{{prime{len(primes[0])}}}", text
+    )  # it would drop them
     boxed = text if r"\boxed" in text else rf"\boxed{{{text}}}"
     parsed = parse(boxed, **whole, parsing_timeout=None, raise_on_error=True)
-    if not parsed or isinstance(parsed[0], str) or parsed[0].has(zoo, nan):  # it did not understand it
+    if (
+        not parsed or isinstance(parsed[0], str) or parsed[0].has(zoo, nan)
+    ):  # it did not understand it
         raise ValueError(f"understood as {parsed}")
     # The derivative of a symbol would count as 0.
-    return parsed[0].replace(lambda part: isinstance(part, Derivative), lambda part: Symbol(str(part)))
+    return parsed[0].replace(
+        lambda part: isinstance(part, Derivative), lambda part: Symbol(str(part))
+    )
 
 
 def reply_to(label: str, answer: str) -> dict[str, Any]:
@@ -193,7 +219,9 @@ def _is_equal(right: Any, given: Any) -> bool:
         verdict = _is_same_constant(right.doit(), given.doit())
         if verdict is not None:
             return verdict
-    if isinstance(right, Eq) and isinstance(given, Eq):  # Math-Verify may compare the right-hand sides alone
+    if isinstance(right, Eq) and isinstance(
+        given, Eq
+    ):  # Math-Verify may compare the right-hand sides alone
         return _is_same_equation(right, given)
     options = {"timeout_seconds": None, "raise_on_error": True, "allow_set_relation_comp": True}
     return bool(verify(right, given, **options) or verify(given, right, **options))
@@ -231,7 +259,10 @@ def _is_same_constant(right: Any, given: Any) -> bool | None:
 
 
 def serve(
-    seconds: float, library: str, reply_to: Callable[..., dict[str, Any]], memory: int | None = MEMORY_BYTES
+    seconds: float,
+    library: str,
+    reply_to: Callable[..., dict[str, Any]],
+    memory: int | None = MEMORY_BYTES,
 ) -> None:
     """Import the library, then answer requests until stdin closes; stdin closes too when the parent is killed."""
     mask_process()
@@ -252,7 +283,9 @@ def serve(
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         reply = reply_to(**json.loads(line))
-        if os.getpid() != serving:  # a child that the verifier has forked: a second reply would go to the next answer
+        if (
+            os.getpid() != serving
+        ):  # a child that the verifier has forked: a second reply would go to the next answer
             os._exit(0)
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(reply), file=replies, flush=True)

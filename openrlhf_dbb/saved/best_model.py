@@ -47,7 +47,9 @@ class BestModel:
     """Writes the best model of a run; ``run`` is its uuid."""
 
     def __init__(self, checkpoint_folder: Path, run: str) -> None:
-        beside = checkpoint_folder.name == "checkpoints"  # else several runs with folders like this would share one
+        beside = (
+            checkpoint_folder.name == "checkpoints"
+        )  # else several runs with folders like this would share one
         self.link = (checkpoint_folder.parent if beside else checkpoint_folder) / NAME
         self.folder = self.link.with_name("best_models")
         self.run = run
@@ -68,7 +70,10 @@ class BestModel:
     def wants(self, candidate: Best) -> bool:
         """Return whether the candidate is the best so far, or of another measure; NaN never is."""
         best = self.newest()
-        if best is None or (best.measure, best.evaluated) != (candidate.measure, candidate.evaluated):
+        if best is None or (best.measure, best.evaluated) != (
+            candidate.measure,
+            candidate.evaluated,
+        ):
             return not math.isnan(candidate.value)
         return candidate.value > best.value and candidate.step != best.step
 
@@ -80,7 +85,9 @@ class BestModel:
 
     def finish(self, best: Best, listings: Sequence[Mapping[str, int]]) -> None:
         """Make the saved model the best one, also after a kill; ``listings`` as for :func:`checkpoints.wait_for`."""
-        for name in checkpoints.wait_for(self.unfinished, f"the best model, of step {best.step}", listings):
+        for name in checkpoints.wait_for(
+            self.unfinished, f"the best model, of step {best.step}", listings
+        ):
             with (self.unfinished / name).open("rb") as file:
                 os.fsync(file.fileno())
         checkpoints.write_json(self.unfinished / FILE, asdict(best))
@@ -125,8 +132,12 @@ class BestModel:
 
     def _unlink(self) -> None:
         if not self.link.is_symlink() and read(self.link) is None:
-            raise RunError(f"{self.link} is in the way of the link to the run's best model; move it elsewhere")
-        checkpoints.remove(self.link, FILE)  # a folder in a copy of the run that has followed the link
+            raise RunError(
+                f"{self.link} is in the way of the link to the run's best model; move it elsewhere"
+            )
+        checkpoints.remove(
+            self.link, FILE
+        )  # a folder in a copy of the run that has followed the link
 
     def _prune(self) -> None:
         """Delete all but the best model, and the best model up to the newest whole checkpoint."""

@@ -62,7 +62,9 @@ def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, i
     files = {}
     for path in sorted(paths):
         with path.open("rb") as file:
-            os.fsync(file.fileno())  # the manifest must not be durable before the files that it lists
+            os.fsync(
+                file.fileno()
+            )  # the manifest must not be durable before the files that it lists
             saved = {"bytes": os.fstat(file.fileno()).st_size, "digest": _digest(file)}
         files[str(path.relative_to(folder))] = saved
     write_json(ranks / MANIFEST, {"run": run, "step": step_of(tag), "files": files})
@@ -96,7 +98,9 @@ def wait_for(folder: Path, name: str, listings: Sequence[Mapping[str, int]]) -> 
     expected: dict[str, int] = {}
     for listing in listings:
         for path, size in listing.items():
-            expected[path] = max(size, expected.get(path, 0))  # a host may see another's file before its end
+            expected[path] = max(
+                size, expected.get(path, 0)
+            )  # a host may see another's file before its end
     deadline = time.monotonic() + SHARED_WAIT_S
     missing = _missing(folder, expected)
     while missing:
@@ -185,7 +189,11 @@ def _fault(folder: Path, tag: str, run: str, last_step: int) -> str | None:
         return f"was not finished ({MANIFEST} is missing)"
     manifest = read_json(actor_folder(folder, tag) / MANIFEST)
     listing = _listing(manifest)
-    if not listing or manifest.keys() != {"run", "step", "files"} or manifest["step"] != step_of(tag):
+    if (
+        not listing
+        or manifest.keys() != {"run", "step", "files"}
+        or manifest["step"] != step_of(tag)
+    ):
         return f"is damaged: its {MANIFEST} is not what was written"
     if manifest["run"] != run:
         return f"belongs to another run ({manifest['run']})"
@@ -222,7 +230,9 @@ def _fault_of_file(path: Path, size: int, digest: str) -> str | None:
 
 
 def _size(path: Path) -> int | None:
-    return path.stat().st_size if os.path.isfile(path) else None  # False for any name, unlike path.is_file()
+    return (
+        path.stat().st_size if os.path.isfile(path) else None
+    )  # False for any name, unlike path.is_file()
 
 
 def _digest(file: BinaryIO) -> str:

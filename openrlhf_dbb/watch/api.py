@@ -103,7 +103,9 @@ class Api:
         runs = []
         for mark in self._store.query(_MARKS):
             if self._only is None or mark.run_id in self._only:
-                runs.append(self._listed_run(mark, records.get(mark.run_id), formerly.get(mark.uuid)))
+                runs.append(
+                    self._listed_run(mark, records.get(mark.run_id), formerly.get(mark.uuid))
+                )
         return runs
 
     def _listed_run(self, mark: Any, record: RunRecord | None, former: Listed | None) -> Listed:
@@ -167,7 +169,10 @@ class Api:
 
     def _answer(self, path: str) -> dict[str, Any]:
         # More digits than 18 may not fit into 64 bits.
-        match [int(part) if re.fullmatch("0|[1-9][0-9]{0,17}", part) else part for part in path.split("/")]:
+        match [
+            int(part) if re.fullmatch("0|[1-9][0-9]{0,17}", part) else part
+            for part in path.split("/")
+        ]:
             case ["state"]:
                 return {
                     "store": shown(self._store.location, width=None),
@@ -179,7 +184,9 @@ class Api:
                 answer = self._of_run(run, record_of(run), parts)
                 if answer is not None:
                     return answer
-        raise NoSuchAnswer(f"there is no answer {path[:80]!r}; there are: state, runs/3/series and the like")
+        raise NoSuchAnswer(
+            f"there is no answer {path[:80]!r}; there are: state, runs/3/series and the like"
+        )
 
     def _of_run(self, run: Listed, record: RunRecord, parts: list[Any]) -> dict[str, Any] | None:
         """Return the answer of a run; None if there is none by this path."""
@@ -189,7 +196,12 @@ class Api:
                 return curves.series(store, record)
             case ["pool"]:
                 visits, picture = self.visits(run)
-                return {"last": visits.last, "unit": visits.unit, "thresholds": history.THRESHOLDS, **picture}
+                return {
+                    "last": visits.last,
+                    "unit": visits.unit,
+                    "thresholds": history.THRESHOLDS,
+                    **picture,
+                }
             case ["prompts"]:
                 return prompts.prompt_table(store, self.visits(run)[0])
             case ["prompts", int(prompt_id)]:
@@ -254,13 +266,18 @@ def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     rollouts = sum(row.rollouts for row in recent)
     measured = [row for row in recent if row.metrics]
     logged = curves.metrics_of(run, measured[0]) if measured else {}
-    numbers = {name: safe(value) if isinstance(value, str) else value for name, value in overview(store, run).items()}
+    numbers = {
+        name: safe(value) if isinstance(value, str) else value
+        for name, value in overview(store, run).items()
+    }
     return numbers | {
         "method": safe(method(run)),
         "planned": logged.get("plan/steps"),
         "reward": sum(row.successes for row in recent) / rollouts if rollouts else None,
         "mean_name": _mean_name(run.state_fields),
-        "template": template_of([readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]),
+        "template": template_of(
+            [readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]
+        ),
     }
 
 
@@ -275,7 +292,10 @@ def _about(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     return {
         "facts": [[name, text] for name, text in facts(read_view(store, run)).items()],
         "config": [
-            [safe(key), shown(json.dumps(without_secrets(value, key), ensure_ascii=False), width=None)]
+            [
+                safe(key),
+                shown(json.dumps(without_secrets(value, key), ensure_ascii=False), width=None),
+            ]
             for key, value in sorted(run.config.items())
         ],
         "events": [list(row) for row in store.query(_EVENTS, run=run.run_id)],

@@ -103,7 +103,9 @@ def prompt_table(store: PosteriorStore, visits: Visits) -> Answer:
     return {"last": visits.last, "unit": visits.unit, "columns": columns}
 
 
-def one_prompt(store: PosteriorStore, run: RunRecord, prompt_id: int, *, unit: bool) -> Answer | None:
+def one_prompt(
+    store: PosteriorStore, run: RunRecord, prompt_id: int, *, unit: bool
+) -> Answer | None:
     """Return one prompt of a run with every visit; None if the run has no posterior of it.
 
     ``unit``: whether the scores of the run lie in [0, 1]; otherwise "state" is None.
@@ -206,7 +208,9 @@ def latest_rollouts(store: PosteriorStore, run: RunRecord) -> Answer:
     return rollouts_of_step(store, run, step)
 
 
-def rollouts_of_step(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int | None = None) -> Answer:
+def rollouts_of_step(
+    store: PosteriorStore, run: RunRecord, step: int, prompt_id: int | None = None
+) -> Answer:
     """Return a step with its kept rollouts and their prompts; None: of all prompts."""
     ((_, answer),) = rollouts_of_steps(store, run, [step], prompt_id)
     return answer

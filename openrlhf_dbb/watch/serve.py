@@ -43,7 +43,9 @@ def add_commands(add: Any) -> None:
     add_store(parser)
     text = "address to listen at; whoever reaches it can read all runs (default: 127.0.0.1, this machine alone)"
     parser.add_argument("--host", default="127.0.0.1", help=text)
-    parser.add_argument("--port", type=int, default=PORT, help=f"0 is any free one (default: {PORT})")
+    parser.add_argument(
+        "--port", type=int, default=PORT, help=f"0 is any free one (default: {PORT})"
+    )
     text = "names by which a browser may call the page, such as a proxy's; .NAME is all that end so"
     names = parser.add_argument("--allowed_hosts", metavar="NAME", nargs="+", default=[], help=text)
     names.type = allowed_host

@@ -60,11 +60,16 @@ def test_a_test_over_strata_by_hand():
     # Each difference has variance deviation^2 (1/2 + 1/2), the mean of the two a half of that.
     assert (test.runs, test.mean) == ("2, 2 and 2, 2", pytest.approx(0.04))
     assert test.error == pytest.approx(0.01)
-    assert test.high - test.mean == pytest.approx(2.7764 * 0.01, abs=1e-6)  # the 97.5 % point of t, 4 degrees
+    assert test.high - test.mean == pytest.approx(
+        2.7764 * 0.01, abs=1e-6
+    )  # the 97.5 % point of t, 4 degrees
 
 
 def test_a_paired_test_by_hand():
-    first, second = pd.Series({1: 0.51, 2: 0.53, 3: 0.55, 9: 0.9}), pd.Series({1: 0.50, 2: 0.51, 3: 0.52, 8: 0.1})
+    first, second = (
+        pd.Series({1: 0.51, 2: 0.53, 3: 0.55, 9: 0.9}),
+        pd.Series({1: 0.50, 2: 0.51, 3: 0.52, 8: 0.1}),
+    )
     test = analysis.paired(first, second)
     # Seeds 8 and 9 are unpaired; the differences are 0.01, 0.02, 0.03.
     assert (test.n, test.mean, test.error) == pytest.approx((3, 0.02, 0.01 / math.sqrt(3)))
@@ -74,17 +79,32 @@ def test_a_paired_test_by_hand():
 
 
 def test_arms_of_one_model_are_compared_by_the_deviation_within_all_arms():
-    study = Study.of(runs=runs({"grpo": [0.50, 0.54], "dbb": [0.60, 0.62, 0.64], "auto": [0.3, 0.3]}, "lcm"))
-    test = analysis.compare(study, ("lcm", "dbb"), ("lcm", "grpo"), lambda *arm: study.outcome(*arm, "accuracy"))
+    study = Study.of(
+        runs=runs({"grpo": [0.50, 0.54], "dbb": [0.60, 0.62, 0.64], "auto": [0.3, 0.3]}, "lcm")
+    )
+    test = analysis.compare(
+        study, ("lcm", "dbb"), ("lcm", "grpo"), lambda *arm: study.outcome(*arm, "accuracy")
+    )
     # Squares of 0.0008, 0.0008 and 0 over 1 + 2 + 1 degrees of freedom: the deviation is 0.02.
-    assert (test.runs, test.mean, test.error) == ("3, 2", pytest.approx(0.1), pytest.approx(0.02 * math.sqrt(5 / 6)))
-    low, detectable = 0.1 - 2.7764 * test.error, (2.7764 + 0.9410) * test.error  # points of t: 97.5 %, 80 %
-    assert (test.low, test.p, test.detectable) == pytest.approx((low, 0.00541, detectable), rel=1e-3)  # t is 5.477
+    assert (test.runs, test.mean, test.error) == (
+        "3, 2",
+        pytest.approx(0.1),
+        pytest.approx(0.02 * math.sqrt(5 / 6)),
+    )
+    low, detectable = (
+        0.1 - 2.7764 * test.error,
+        (2.7764 + 0.9410) * test.error,
+    )  # points of t: 97.5 %, 80 %
+    assert (test.low, test.p, test.detectable) == pytest.approx(
+        (low, 0.00541, detectable), rel=1e-3
+    )  # t is 5.477
 
 
 def test_holm_is_within_each_family_of_contrasts():
     # dbb - GRPO: 1, 2, 3 points, p 0.0742. auto - GRPO: 0, 2, 3 points, t 1.890, p 0.1994. auto - DBB: p 0.4226.
-    study = Study.of(runs=runs({"grpo": [0.50] * 3, "dbb": [0.51, 0.52, 0.53], "auto": [0.50, 0.52, 0.53]}))
+    study = Study.of(
+        runs=runs({"grpo": [0.50] * 3, "dbb": [0.51, 0.52, 0.53], "auto": [0.50, 0.52, 0.53]})
+    )
     tests = analysis.contrasts(study, "n2", "accuracy")
     assert list(tests) == [("dbb", "grpo"), ("auto", "grpo"), ("auto", "dbb")]
     corrected = [p for _, p in tests.values()]
@@ -102,38 +122,63 @@ def test_an_arm_with_more_epochs_is_compared_at_the_same_evaluations():
     curves = {("grpo", 1): [0.1, 0.4, 0.6], ("single", 1): [0.1, math.nan, 0.2, math.nan, 0.8]}
     study = Study.of(epochs=epochs(curves).assign(entropy=lambda rows: rows.epoch.astype(float)))
     # Single rollouts take two epochs to GRPO's one: evaluations 2 and 4, entropies 1 to 4.
-    for arm, accuracy, entropy in (("grpo", (0.4 + 0.6) / 2, 1.5), ("single", (0.2 + 0.8) / 2, 2.5)):
-        outcomes = [study.outcome("n2", arm, name).to_dict() for name in ("mean_accuracy", "mean_entropy")]
+    for arm, accuracy, entropy in (
+        ("grpo", (0.4 + 0.6) / 2, 1.5),
+        ("single", (0.2 + 0.8) / 2, 2.5),
+    ):
+        outcomes = [
+            study.outcome("n2", arm, name).to_dict() for name in ("mean_accuracy", "mean_entropy")
+        ]
         assert outcomes == [{1: pytest.approx(accuracy)}, {1: pytest.approx(entropy)}]
 
 
-@pytest.mark.parametrize(("target", "rollouts"), [(0.525, 5120), (0.52, 4096), (0.45, 0), (0.56, math.inf)])
+@pytest.mark.parametrize(
+    ("target", "rollouts"), [(0.525, 5120), (0.52, 4096), (0.45, 0), (0.56, math.inf)]
+)
 def test_rollouts_needed_by_hand(target, rollouts):
-    rollouts_E, accuracy_E = np.array([0, 2048, 4096, 6144, 8192.0]), np.array([0.47, 0.5, 0.52, 0.53, 0.55])
+    rollouts_E, accuracy_E = (
+        np.array([0, 2048, 4096, 6144, 8192.0]),
+        np.array([0.47, 0.5, 0.52, 0.53, 0.55]),
+    )
     assert analysis.rollouts_needed(rollouts_E, accuracy_E, target) == pytest.approx(rollouts)
 
 
 def test_the_share_of_rollouts_compares_mean_curves_by_one_rule():
     # GRPO's mean rises by 9 points to 0.55 in 4 parts; the arm's rises by 18, so it has risen as much after half.
     target = {seed: (np.arange(5.0), np.linspace(0.46, 0.52 + 0.02 * seed, 5)) for seed in (1, 2)}
-    share = analysis.share_needed({seed: (np.arange(5.0), np.linspace(0.46, 0.64, 5)) for seed in (1, 2)}, target)
+    share = analysis.share_needed(
+        {seed: (np.arange(5.0), np.linspace(0.46, 0.64, 5)) for seed in (1, 2)}, target
+    )
     assert (share.n, share.share) == (2, pytest.approx(0.5))
     assert (share.low, share.high) == pytest.approx((8 / 18, 10 / 18))  # of one seed alone
-    never = analysis.share_needed({seed: (np.arange(5.0), np.linspace(0.46, 0.54, 5)) for seed in (1, 2)}, target)
+    never = analysis.share_needed(
+        {seed: (np.arange(5.0), np.linspace(0.46, 0.54, 5)) for seed in (1, 2)}, target
+    )
     assert (never.share, never.high) == (math.inf, math.inf)
     assert analysis.share_needed({3: target[1]}, target) is None
 
 
 def test_arms_are_compared_where_the_faster_one_ends():
     timed = runs({"grpo": [0.6], "dbb": [0.8]}).assign(seconds=[100.0, 150.0])
-    study = Study.of(runs=timed, epochs=epochs({("grpo", 1): [0.2, 0.5, 0.6], ("dbb", 1): [0.2, 0.4, 0.8]}))
+    study = Study.of(
+        runs=timed, epochs=epochs({("grpo", 1): [0.2, 0.5, 0.6], ("dbb", 1): [0.2, 0.4, 0.8]})
+    )
     found = [of.to_dict() for of in analysis.at_equal_seconds(study, ("n2", "dbb"), ("n2", "grpo"))]
-    assert found == [{1: pytest.approx(0.4 + 0.4 / 3)}, {1: 0.6}]  # dbb is a third of the way from 75 to 150 s
+    assert found == [
+        {1: pytest.approx(0.4 + 0.4 / 3)},
+        {1: 0.6},
+    ]  # dbb is a third of the way from 75 to 150 s
 
 
 def test_errors_of_estimates_by_task_by_hand():
-    made = pd.concat([runs({"grpo": [0.5]}, "pairs", 8), runs({"grpo": [0.5] * 2}, "probed-lcm", 8)])
-    errors = {"point": (1, 1, 1), "dbb": (math.exp(-1), math.exp(-2), math.exp(-4)), "auto": (0.5, 0.5, 0.5)}
+    made = pd.concat(
+        [runs({"grpo": [0.5]}, "pairs", 8), runs({"grpo": [0.5] * 2}, "probed-lcm", 8)]
+    )
+    errors = {
+        "point": (1, 1, 1),
+        "dbb": (math.exp(-1), math.exp(-2), math.exp(-4)),
+        "auto": (0.5, 0.5, 0.5),
+    }
     mse = [
         {"run": run, "n": 8, "seed": 1, "estimator": name, "mse": of_run[at], "mse_point": 1}
         | ({"discount": 0.5} if name == "dbb" else {})
@@ -151,14 +196,18 @@ def test_errors_of_estimates_by_task_by_hand():
 SOLVED_IN_HALF = 144 / 1680 / (16 / 56) ** 2
 
 
-@pytest.mark.parametrize(("successes", "lift"), [([4, 4], SOLVED_IN_HALF), ([4, 0, 0, 8], 4 * SOLVED_IN_HALF)])
+@pytest.mark.parametrize(
+    ("successes", "lift"), [([4, 4], SOLVED_IN_HALF), ([4, 0, 0, 8], 4 * SOLVED_IN_HALF)]
+)
 def test_the_lift_is_the_mean_square_of_p_times_1_minus_p_over_its_squared_mean(successes, lift):
     assert draws.lift(np.array(successes), 8) == pytest.approx(lift)
 
 
 def test_the_share_is_of_the_rollouts_with_which_even_draws_make_nine_tenths_of_their_gain():
     rollouts = np.array([0.0, 100, 200])
-    even = {seed: (rollouts, np.array([0.1, 0.2, 0.3])) for seed in (1, 2)}  # 0.28 after 180 rollouts
+    even = {
+        seed: (rollouts, np.array([0.1, 0.2, 0.3])) for seed in (1, 2)
+    }  # 0.28 after 180 rollouts
     twice = {seed: (rollouts, np.array([0.1, 0.3, 0.3])) for seed in (6, 7, 8)}  # after 90
     never = {6: (rollouts, np.array([0.1, 0.2, 0.27]))}
     assert draws.share(twice, even) == pytest.approx((0.5, 0.5, 0.5))
@@ -176,7 +225,10 @@ def test_the_oracle_keeps_the_rates_of_the_first_group():
 
 
 CURVE = [0.40, 0.44, 0.46, 0.47, 0.48]
-ABOVE = {21: [0.40, *(value + 0.01 for value in CURVE[1:])], 22: [0.40, *(value + 0.03 for value in CURVE[1:])]}
+ABOVE = {
+    21: [0.40, *(value + 0.01 for value in CURVE[1:])],
+    22: [0.40, *(value + 0.03 for value in CURVE[1:])],
+}
 
 
 def test_the_test_of_fewer_rollouts_by_hand():
@@ -189,7 +241,16 @@ def test_the_test_of_fewer_rollouts_by_hand():
     assert row[6][:5] == "+1.75"  # the area: 2 points times 7/8, as the first quarter starts at 0
     # The arm's mean curve is at 0.48 after 200 rollouts, on single seeds after 300 and 150; GRPO's after 400.
     row = row_of(made["few-target"], "N = 1")
-    assert row == ["N = 1", "2", "40.0", "10.00 ± 1.00", "+0.00 ± 1.00", "-12.71 to +12.71", "0.50", "0.38 to 0.75"]
+    assert row == [
+        "N = 1",
+        "2",
+        "40.0",
+        "10.00 ± 1.00",
+        "+0.00 ± 1.00",
+        "-12.71 to +12.71",
+        "0.50",
+        "0.38 to 0.75",
+    ]
 
 
 def test_the_committed_tables_follow_from_the_committed_rows(tmp_path, monkeypatch):
@@ -200,5 +261,7 @@ def test_the_committed_tables_follow_from_the_committed_rows(tmp_path, monkeypat
     assert command.main(["draw"]) == 0
     for name in ("draws", "main", "real", "paper", "rare"):
         committed = command.RESULTS / name / "tables.md"
-        assert (tmp_path / name / "tables.md").read_text() == committed.read_text(), "run python -m study draw"
+        assert (tmp_path / name / "tables.md").read_text() == committed.read_text(), (
+            "run python -m study draw"
+        )
     assert {path.name for path in tmp_path.glob("*.png")} <= shown

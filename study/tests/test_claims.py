@@ -35,11 +35,16 @@ def with_errors(mse):
 def test_every_test_names_runs_that_a_protocol_makes(name):
     claim = MANIFEST[name]
     assert claim.kind in claims.KINDS
-    assert claim.expected in ("above", "below", "not above") or claim.kind in ("below_point", "prior")
+    assert claim.expected in ("above", "below", "not above") or claim.kind in (
+        "below_point",
+        "prior",
+    )
     for scale, plans in SCALES.items():
         planned = {(run.experiment, run.arm) for plan in plans for run in protocol.load(plan).runs}
         wanted = {key for test in claim.tests[scale] for key in claim.needs(test)}
-        assert (wanted or scale == "smollm2") and wanted <= planned  # not every claim is tested on SmolLM2
+        assert (
+            wanted or scale == "smollm2"
+        ) and wanted <= planned  # not every claim is tested on SmolLM2
         assert all(bool(test.outcome) != (claim.kind in NO_OUTCOME) for test in claim.tests[scale])
         assert {(run.experiment, run.arm) for _, run in claim.runs(scale)} == wanted
 
@@ -65,9 +70,13 @@ def test_differences_and_their_verdicts(dbb, expected, margin, verdict):
 
 def test_a_difference_to_another_experiment_in_words():
     both = [runs({"dbb": [0.52, 0.54], "grpo": [0.9, 0.9]}), runs({"grpo": [0.5, 0.5]}, "f")]
-    finding = find("difference", Study.of(runs=pd.concat(both)), Test("n2", "accuracy", against="f"))
+    finding = find(
+        "difference", Study.of(runs=pd.concat(both)), Test("n2", "accuracy", against="f")
+    )
     assert (finding.n, finding.text) == (2, "+3.00 (-9.71 to +15.71) points")
-    assert float(finding.detectable) == pytest.approx(12.706 + 1.376, abs=0.01)  # t of 1 degree: 0.975 and 0.8
+    assert float(finding.detectable) == pytest.approx(
+        12.706 + 1.376, abs=0.01
+    )  # t of 1 degree: 0.975 and 0.8
 
 
 def test_runs_of_both_protocols_are_pooled():
@@ -87,7 +96,9 @@ def test_every_arm_has_to_be_above():
         NOT_RUN: exact | {"dbb": []},
     }
     for verdict, values in verdicts.items():
-        assert find("every", Study.of(runs=runs(values)), arms=("dbb-0.25", "dbb")).verdict == verdict
+        assert (
+            find("every", Study.of(runs=runs(values)), arms=("dbb-0.25", "dbb")).verdict == verdict
+        )
 
 
 MSE = {
@@ -99,9 +110,15 @@ MSE = {
 def test_errors_are_compared_at_each_estimators_best_discount():
     study = Study.of(**with_errors(MSE))
     finding = find("error", study, estimator="ema", against="dbb", arms=())
-    assert (finding.text, finding.verdict) == ("1.500 (1.500 to 1.500) times; ema at 0.25, dbb at 0.5", REPRODUCED)
+    assert (finding.text, finding.verdict) == (
+        "1.500 (1.500 to 1.500) times; ema at 0.25, dbb at 0.5",
+        REPRODUCED,
+    )
     finding = find("error", study, estimator="dbb", against="point", arms=(), expected="below")
-    assert (finding.text, finding.verdict) == ("0.500 (0.500 to 0.500) times; dbb at 0.5", REPRODUCED)
+    assert (finding.text, finding.verdict) == (
+        "0.500 (0.500 to 0.500) times; dbb at 0.5",
+        REPRODUCED,
+    )
 
 
 def test_where_an_estimator_is_below_the_point_estimate():
@@ -110,7 +127,10 @@ def test_where_an_estimator_is_below_the_point_estimate():
     assert (finding.text, finding.verdict) == ("below at 0.25 to 0.5; smallest at 0.5", REPRODUCED)
     # Two discounts for DBB and one for the EMA, each a twentieth.
     narrower = find("range", study, estimator="ema", against="dbb", arms=(), expected="below")
-    assert (narrower.text, narrower.verdict) == ("-0.05 (-0.05 to -0.05) of the discount", REPRODUCED)
+    assert (narrower.text, narrower.verdict) == (
+        "-0.05 (-0.05 to -0.05) of the discount",
+        REPRODUCED,
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,11 +144,16 @@ def test_where_an_estimator_is_below_the_point_estimate():
 def test_one_discount_above_the_point_estimate_counts_after_holms_correction(last, verdict):
     errors = {("dbb", 0.25): [0.03, 0.07], ("dbb", 0.5): [0.02, 0.06], ("dbb", 1.0): last}
     study = Study.of(**with_errors(MSE | errors))
-    assert find("below_point", study, estimator="dbb", arms=(), first=0.25, last=1.0).verdict == verdict
+    assert (
+        find("below_point", study, estimator="dbb", arms=(), first=0.25, last=1.0).verdict
+        == verdict
+    )
 
 
 @pytest.mark.parametrize("kind", claims.KINDS)
 def test_nothing_is_said_without_runs(kind):
     test = Test("n2", "accuracy", against="other")
-    finding = find(kind, Study.of(), test, estimator="dbb", against="point" if kind in NO_OUTCOME else "grpo")
+    finding = find(
+        kind, Study.of(), test, estimator="dbb", against="point" if kind in NO_OUTCOME else "grpo"
+    )
     assert finding == claims.Finding()

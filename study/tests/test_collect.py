@@ -42,7 +42,16 @@ def trained(open_new, fill):
         kept = counts.trained - counts.zero_variance
         return dataclasses.replace(counts, trained=kept, informative=kept, rescued=0)
 
-    def make(name, successes=SUCCESSES, right=RIGHT, probes=None, metrics=logged, alone=False, unused=0, **more):
+    def make(
+        name,
+        successes=SUCCESSES,
+        right=RIGHT,
+        probes=None,
+        metrics=logged,
+        alone=False,
+        unused=0,
+        **more,
+    ):
         config = {
             "rollout.n_samples_per_prompt": 2, "rollout.strategy": "plain", "actor.adam.lr": 2e-4,
             "actor.model_name_or_path": f"model of seed {name.rpartition('-s')[2]}", "eval.dataset": "first",
@@ -93,7 +102,9 @@ def test_every_number_of_a_run(trained, folder):
         '{"run": "n2-dbb-s3", "seconds": 99}\n{"run": "other", "seconds": 1}\n'
         '{"run": "n2-dbb-s3", "seconds": 12.5, "commit": "0123abcd"}\n'
     )
-    (folder / "exact.jsonl").write_text('{"run": "n2-dbb-s3", "exact": 0.61, "ends_at_once": 0.001}\n')
+    (folder / "exact.jsonl").write_text(
+        '{"run": "n2-dbb-s3", "exact": 0.61, "ends_at_once": 0.001}\n'
+    )
     # At the end 5 of the 8 held-out responses are right, of each prompt at least one.
     assert collected(trained, folder) == {
         "epochs": [
@@ -120,7 +131,9 @@ def test_unknown_values_are_left_empty_and_reported(trained, folder, capsys):
     trained("n2-grpo-s1", right={4: (2, 1), 8: (4, 1)}, alone=True, metrics=lambda step: {})
     collected_files = collected(trained, folder)
     # A single data source is the held-out one; no seconds, and no evaluation before training or after every epoch.
-    assert collected_files["runs"][1] == "n2-grpo-s1,n2,grpo,2,1,0.0002,,0.625,1,,,0.625,,,32,32,8,,"
+    assert (
+        collected_files["runs"][1] == "n2-grpo-s1,n2,grpo,2,1,0.0002,,0.625,1,,,0.625,,,32,32,8,,"
+    )
     assert column(collected_files["epochs"], "accuracy") == ["", "", "0.375", "", "0.625"]
     assert column(collected_files["epochs"], "grad_norm") == [""] * 5
     assert "actor_grad_norm" in capsys.readouterr().out.splitlines()[0]
@@ -164,12 +177,17 @@ def test_errors_against_probes_and_those_of_priors_at_their_best_discount(traine
     assert list(found) == keys
     rows = list(csv.DictReader(files["priors"]))
     assert {row["run"] for row in rows} == {"probe-n2-grpo-s1"}
-    of = {(row["prior_alpha"], row["prior_beta"]): (float(row["discount"]), float(row["mse"])) for row in rows}
+    of = {
+        (row["prior_alpha"], row["prior_beta"]): (float(row["discount"]), float(row["mse"]))
+        for row in rows
+    }
     assert len(of) == 36
     # Prior (1, 1) and discount 0.7: Beta(1.7, 1.7), then Beta(3.19, 1.19): (0.05 + (3.19/4.38 - 0.75)^2 - 0.0125) / 2.
     # At 0.6: Beta(2.96, 0.96), 0.755; at 0.65: Beta(3.0725, 1.0725), 0.741; the nearest to 0.75 is 0.6.
     assert of["1", "1"][0] == 0.6
-    assert of["1", "1"][1] == pytest.approx((0.05 + (2.96 / 3.92 - 0.75) ** 2 - 0.0125) / 2, rel=1e-5)
+    assert of["1", "1"][1] == pytest.approx(
+        (0.05 + (2.96 / 3.92 - 0.75) ** 2 - 0.0125) / 2, rel=1e-5
+    )
 
 
 def test_runs_that_are_not_of_the_study_or_unfinished_are_reported(trained, folder, capsys):
@@ -178,7 +196,9 @@ def test_runs_that_are_not_of_the_study_or_unfinished_are_reported(trained, fold
     trained("mine")
     made = collected(trained, folder)
     assert column(made["runs"], "run") == ["n2-dbb-s10"]
-    assert sorted(line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")) == [
+    assert sorted(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")
+    ) == [
         "left out: mine, not the name of a run of the study",
         "left out: n2-auto-s1, unfinished at step 8",
     ]
@@ -194,17 +214,38 @@ def test_runs_start_at_the_mean_over_the_evaluations_of_their_model_on_their_dat
     trained("n4-grpo-s1", right={**RIGHT, 0: (2, 0)}, **{"data.max_samples": 80})
     trained("n8-grpo-s1", right={**RIGHT, 0: (4, 4)}, **{"eval.dataset": "other"})
     found = collected(trained, folder)
-    assert " ".join(column(found["runs"], "run")) == "n2-auto-s1 n2-dbb-s1 n2-dbb-s2 n2-grpo-s1 n4-grpo-s1 n8-grpo-s1"
-    shared = ["0.375", "0.375", "", "0.375", "0.25", "1"]  # 0.375 of (1 + 1) / 8 and (3 + 1) / 8; then their own
+    assert (
+        " ".join(column(found["runs"], "run"))
+        == "n2-auto-s1 n2-dbb-s1 n2-dbb-s2 n2-grpo-s1 n4-grpo-s1 n8-grpo-s1"
+    )
+    shared = [
+        "0.375",
+        "0.375",
+        "",
+        "0.375",
+        "0.25",
+        "1",
+    ]  # 0.375 of (1 + 1) / 8 and (3 + 1) / 8; then their own
     assert column(found["runs"], "start_accuracy") == shared
-    assert [row["accuracy"] for row in csv.DictReader(found["epochs"]) if row["epoch"] == "0"] == shared
+    assert [
+        row["accuracy"] for row in csv.DictReader(found["epochs"]) if row["epoch"] == "0"
+    ] == shared
 
 
 def test_evaluations_on_other_tasks_are_averaged_by_task(trained, folder):
     trained("n2-dbb-s1")
-    shared = {"run": 0, "id": "", "prompt": "", "label": ""} | {"answers": [], "tokens": [], "truncated": []}
+    shared = {"run": 0, "id": "", "prompt": "", "label": ""} | {
+        "answers": [],
+        "tokens": [],
+        "truncated": [],
+    }
     responses = results.Responses(folder / "transfer" / "n2-dbb-s1")
     for name, place, scores in (("lcm", 1, [0, 1.0]), ("sums", 0, [1, 1]), ("lcm", 0, [0, 0])):
-        responses.append(results.Row(benchmark=name, place=place, scores=scores, responses=["", ""], **shared))
+        responses.append(
+            results.Row(benchmark=name, place=place, scores=scores, responses=["", ""], **shared)
+        )
     found = list(csv.DictReader(collected(trained, folder)["transfer"]))
-    assert [list(row.values())[1:] for row in found] == [["lcm", "2", "2", "0.25"], ["sums", "1", "2", "1"]]
+    assert [list(row.values())[1:] for row in found] == [
+        ["lcm", "2", "2", "0.25"],
+        ["sums", "1", "2", "1"],
+    ]

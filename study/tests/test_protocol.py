@@ -85,7 +85,9 @@ def test_every_run_of_the_shipped_protocols_can_be_parsed_checked_and_collected(
     for each in plan.runs:
         assert name_parts(each.name) == (each.experiment, each.arm, each.seed)
     for arm in {each.arm: each for each in plan.runs}.values():
-        settings = arguments.parse(protocol.argv(arm, plan, f"sqlite:///{tmp_path}/a.db", {}, resume=False))
+        settings = arguments.parse(
+            protocol.argv(arm, plan, f"sqlite:///{tmp_path}/a.db", {}, resume=False)
+        )
         if plan.task:  # the presets of others need what a machine without CUDA does not have
             checks.check(settings)
         assert settings.args.rollout.n_samples_per_prompt == arm.n
@@ -93,7 +95,11 @@ def test_every_run_of_the_shipped_protocols_can_be_parsed_checked_and_collected(
 
 def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_path, monkeypatch):
     commands = []
-    monkeypatch.setattr(subprocess, "run", lambda words, **_: commands.append(words) or SimpleNamespace(returncode=1))
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda words, **_: commands.append(words) or SimpleNamespace(returncode=1),
+    )
     gpu = protocol.load("gpu")
     first, second = gpu.runs[:2]
     with storage.open_store(run.store_url(tmp_path)) as store:
@@ -101,7 +107,9 @@ def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_pat
         made = fill.run(store, first.name, config=config)
         fill.step(made, 1, fill.prompts(store, 2), (1, 0), 2)
         made.finish()
-    assert list(measure.evaluate([first, second], gpu, tmp_path)) == [first.name]  # the second is not finished
+    assert list(measure.evaluate([first, second], gpu, tmp_path)) == [
+        first.name
+    ]  # the second is not finished
     [[_, _, package, *argv]] = commands  # python -m
     parsed = build(["evaluate"]).parse_args(argv)
     assert (package, parsed.model, parsed.run) == ("openrlhf_dbb", f"runs/{first.name}", first.name)
@@ -119,10 +127,19 @@ def test_each_policy_that_a_run_saved_is_measured_once(tmp_path, fill, monkeypat
         (tmp_path / checkpoints / f"global_step{step}_hf").mkdir(parents=True)
     task = SimpleNamespace(policy=seen.append, accuracy=lambda _: 0.1 * len(seen))
     monkeypatch.setattr(exact, "read", lambda folder: task)
-    monkeypatch.setattr(measure, "_side_by_side", lambda each, jobs, *_: (each(*given) for given in jobs))
-    planned = [PlannedRun(f"few-n1-single-s{seed}", "few-n1", "single", 1, seed, "medium", {}) for seed in (21, 22)]
+    monkeypatch.setattr(
+        measure, "_side_by_side", lambda each, jobs, *_: (each(*given) for given in jobs)
+    )
+    planned = [
+        PlannedRun(f"few-n1-single-s{seed}", "few-n1", "single", 1, seed, "medium", {})
+        for seed in (21, 22)
+    ]
     for _ in range(2):
         measure.measure_points(planned, tmp_path, 1)  # the second run is not finished
     assert [model and model.name for model in seen] == [None, "global_step2_hf", "global_step4_hf"]
     measured = rows.read(tmp_path / "points.csv", rows.COLUMNS["points"])
-    assert measured[["step", "rollouts", "accuracy"]].to_numpy().tolist() == [[0, 0, 0.1], [2, 16, 0.2], [4, 32, 0.3]]
+    assert measured[["step", "rollouts", "accuracy"]].to_numpy().tolist() == [
+        [0, 0, 0.1],
+        [2, 16, 0.2],
+        [4, 32, 0.3],
+    ]

@@ -18,7 +18,9 @@ SETTING = Setting(prompts=50, visits=3, batch=20)  # 3 updates a pass
 @pytest.mark.parametrize("drawn", simulation.DRAWS)
 def test_prompts_come_once_a_pass_or_at_irregular_times_but_never_twice_in_an_update(drawn):
     run = training("jumps", drawn, 4, SETTING, seed=0)
-    assert [len(set(seen)) for seen in run.seen_U] == [len(rewards_B_4) for rewards_B_4 in run.rewards_U]
+    assert [len(set(seen)) for seen in run.seen_U] == [
+        len(rewards_B_4) for rewards_B_4 in run.rewards_U
+    ]
     if drawn in ("visits", "epoch"):
         assert [rewards.shape for rewards in run.rewards_U] == [(20, 4), (20, 4), (10, 4)] * 3
         passes = [np.concatenate(run.seen_U[first : first + 3]) for first in (0, 3, 6)]
@@ -35,7 +37,9 @@ def test_draws_depend_on_the_seed_and_probabilities_do_not_depend_on_n(drawn):
         training("jumps", drawn, n, SETTING, seed) for n, seed in ((8, 5), (8, 5), (16, 5), (8, 6))
     )
     np.testing.assert_array_equal(first.p_U_P, wider.p_U_P)
-    for one, two in zip(first.rewards_U + first.seen_U, again.rewards_U + again.seen_U, strict=True):
+    for one, two in zip(
+        first.rewards_U + first.seen_U, again.rewards_U + again.seen_U, strict=True
+    ):
         np.testing.assert_array_equal(one, two)
     assert not np.array_equal(first.p_U_P, other.p_U_P)
 
@@ -51,7 +55,9 @@ def test_probabilities_change_between_passes_or_each_at_its_own_time():
 
 def test_variance_draws_each_prompt_by_the_chance_that_the_floor_leaves_it():
     # p (1 - p) = 0, 0, 1/4, 1/4: chances 1/4 / 4, and 3/4 / 2 more for the last two
-    assert simulation._chances(np.array([0.0, 1.0, 0.5, 0.5])) == pytest.approx([0.0625, 0.0625, 0.4375, 0.4375])
+    assert simulation._chances(np.array([0.0, 1.0, 0.5, 0.5])) == pytest.approx(
+        [0.0625, 0.0625, 0.4375, 0.4375]
+    )
 
 
 def hand_made():
@@ -63,22 +69,30 @@ def hand_made():
 
 def test_measures_by_hand():
     half = estimators.Estimate(np.full(2, 0.5), np.full(2, 0.25))
-    always = Mock(**{"observe_at.return_value": half, "predictive.return_value": (np.ones(2), np.ones(2))})
+    always = Mock(
+        **{"observe_at.return_value": half, "predictive.return_value": (np.ones(2), np.ones(2))}
+    )
     measured = measure(always, hand_made())
     assert measured.visits == pytest.approx((0 + 0.16 + 0.04 + 0.04) / 4)
     # at the ends of the passes, of the update that follows: 0.7, 0.3, then 0.95, 0.2
     assert measured.forecasts == pytest.approx((0.04 + 0.04 + 0.2025 + 0.09) / 4)
-    assert measured.spread == pytest.approx(4 / 6 / (0.21 + 0.21 + 0.0475 + 0.16))  # E[p (1 - p)] of Beta(1, 1): 1/6
+    assert measured.spread == pytest.approx(
+        4 / 6 / (0.21 + 0.21 + 0.0475 + 0.16)
+    )  # E[p (1 - p)] of Beta(1, 1): 1/6
     assert measured.coverage == 0.75  # 0.95 is outside [0.1, 0.9]
     assert measured.log_score == pytest.approx(np.log(1 / 3))  # of 2 rollouts, each S has 1/3
     measured = measure(parse("point"), hand_made())  # which forecasts nothing
     assert measured.visits == pytest.approx((0.25 + 0.16 + 0.09 + 0.04) / 4)
-    assert np.isnan([measured.forecasts, measured.spread, measured.coverage, measured.log_score]).all()
+    assert np.isnan(
+        [measured.forecasts, measured.spread, measured.coverage, measured.log_score]
+    ).all()
 
 
 def test_the_reference_is_the_best_fixed_discount_over_all_seeds():
     setting = Setting(prompts=200, seeds=2)
-    result = simulate([parse("dbb:discount=0.4")], (0.2, 0.4, 1.0), "paper-walk", "visits", 8, setting)
+    result = simulate(
+        [parse("dbb:discount=0.4")], (0.2, 0.4, 1.0), "paper-walk", "visits", 8, setting
+    )
     x, mse_X = result.sweeps["dbb"]
     assert list(x) == [0.2, 0.4, 1.0] and mse_X.argmin() == 1
     np.testing.assert_array_equal(result.best_K, result.values_M_E_K[0, 0])
@@ -86,8 +100,31 @@ def test_the_reference_is_the_best_fixed_discount_over_all_seeds():
 
 @pytest.mark.parametrize("drawn", ["visits", "uniform"])
 def test_the_command(tmp_path, capsys, drawn):
-    argv = ["simulate", "--draw", drawn, "--regimes", "jumps", "--rollouts", "2", "--prompts", "50", "--batch", "20"]
-    argv += ["--seeds", "2", "--seed", "7", "--estimators", "dbb", "point", "--discounts", "0.2", "0.5"]
+    argv = [
+        "simulate",
+        "--draw",
+        drawn,
+        "--regimes",
+        "jumps",
+        "--rollouts",
+        "2",
+        "--prompts",
+        "50",
+        "--batch",
+        "20",
+    ]
+    argv += [
+        "--seeds",
+        "2",
+        "--seed",
+        "7",
+        "--estimators",
+        "dbb",
+        "point",
+        "--discounts",
+        "0.2",
+        "0.5",
+    ]
     assert main([*argv, "--output", str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"simulated.csv", "simulated_N2.png"}
     rows = pd.read_csv(tmp_path / "simulated.csv")

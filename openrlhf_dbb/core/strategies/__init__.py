@@ -72,7 +72,9 @@ class Sampler:
     groups for a batch are to be trained on. If the strategy ``draws``, a pass is as many draws as there are prompts.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ()  # names of the attributes that change; every checkpoint holds them
+    kept: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names of the attributes that change; every checkpoint holds them
 
     def __init__(self, facts: RunFacts) -> None:
         self.facts = facts
@@ -131,8 +133,10 @@ class RolloutStrategy:
     """
 
     name: ClassVar[str]  # the registered one
-    needs_scores: ClassVar[bool] = False  # it judges groups by their scores, which must be known at generation
-    needs_budget: ClassVar[bool] = False  # a pass has no fixed cost, so that a number of rollouts ends the training
+    # It judges groups by their scores, which must be known at generation
+    needs_scores: ClassVar[bool] = False
+    # A pass has no fixed cost, so that a number of rollouts ends the training
+    needs_budget: ClassVar[bool] = False
     reads_score_range: ClassVar[bool] = False  # it honours ``RunFacts.score_range``
 
     def __post_init__(self) -> None:
@@ -154,7 +158,9 @@ class RolloutStrategy:
         needs = set()
         if self.draws:
             needs.add(Capability.DRAW)
-        if self.needs_scores or self.needs_budget:  # rejected groups, and skipped prompts, are made up for
+        if (
+            self.needs_scores or self.needs_budget
+        ):  # rejected groups, and skipped prompts, are made up for
             needs.add(Capability.GENERATE_MORE)
         return frozenset(needs)
 

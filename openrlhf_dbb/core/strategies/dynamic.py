@@ -9,7 +9,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.core.strategies import Decision, RolloutStrategy, RunFacts, Sampler, register, varies
+from openrlhf_dbb.core.strategies import (
+    Decision,
+    RolloutStrategy,
+    RunFacts,
+    Sampler,
+    register,
+    varies,
+)
 
 
 @register

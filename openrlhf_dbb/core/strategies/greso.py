@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.core import SET_ASIDE
-from openrlhf_dbb.core.strategies import Decision, RolloutStrategy, RunFacts, Sampler, parameter, register, varies
+from openrlhf_dbb.core.strategies import (
+    Decision,
+    RolloutStrategy,
+    RunFacts,
+    Sampler,
+    parameter,
+    register,
+    varies,
+)
 from openrlhf_dbb.errors import RunError
 
 # GRESO's published settings.
@@ -28,7 +36,9 @@ class Greso(RolloutStrategy):
     """Prompts whose last groups had zero variance are skipped before generation. docs/methods.md has the rules."""
 
     target: float = parameter(0.25, "share of zero-variance groups to aim at", within="(0, 1)")
-    floor: float = parameter(0.01, "lowest probability that a prompt is generated for", within="(0, 1]")
+    floor: float = parameter(
+        0.01, "lowest probability that a prompt is generated for", within="(0, 1]"
+    )
 
     name: ClassVar[str] = "greso"
     needs_scores: ClassVar[bool] = True
@@ -51,7 +61,14 @@ class Greso(RolloutStrategy):
 class GresoSampler(Sampler):
     """Skips prompts at random, by how many of their groups in a row had zero variance."""
 
-    kept: ClassVar[tuple[str, ...]] = ("p_easy", "p_hard", "_streak", "_unverified", "_passes", "_random")
+    kept: ClassVar[tuple[str, ...]] = (
+        "p_easy",
+        "p_hard",
+        "_streak",
+        "_unverified",
+        "_passes",
+        "_random",
+    )
 
     def __init__(self, strategy: Greso, facts: RunFacts) -> None:
         super().__init__(facts)

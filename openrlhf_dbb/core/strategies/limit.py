@@ -30,16 +30,24 @@ class Limit(RolloutStrategy):
     within the limits. A prompt whose last three visits yielded no score rests as well.
     """
 
-    low: float = parameter(0.0, "least posterior mean of a prompt that does not rest", within="[0, 1]")
-    high: float = parameter(0.9, "largest posterior mean of a prompt that does not rest", within="[0, 1]")
-    every: int = parameter(4, "passes after which a resting prompt is tried again", within="[2, 1000]")
+    low: float = parameter(
+        0.0, "least posterior mean of a prompt that does not rest", within="[0, 1]"
+    )
+    high: float = parameter(
+        0.9, "largest posterior mean of a prompt that does not rest", within="[0, 1]"
+    )
+    every: int = parameter(
+        4, "passes after which a resting prompt is tried again", within="[2, 1000]"
+    )
 
     name: ClassVar[str] = "limit"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low > self.high:
-            raise ValueError(f"limit.low = {self.low!r} is above limit.high = {self.high!r}; no prompt lies between")
+            raise ValueError(
+                f"limit.low = {self.low!r} is above limit.high = {self.high!r}; no prompt lies between"
+            )
 
     @property
     def draws(self) -> bool:
@@ -48,9 +56,8 @@ class Limit(RolloutStrategy):
 
     def describe(self) -> str:
         """Return the limits, and after how many passes a prompt comes back."""
-        return (
-            f"prompts with a posterior mean outside [{self.low:g}, {self.high:g}] rest, back every {self.every} passes"
-        )
+        outside = f"outside [{self.low:g}, {self.high:g}]"
+        return f"prompts with a posterior mean {outside} rest, back every {self.every} passes"
 
     def sampler(self, facts: RunFacts) -> "LimitSampler":
         """Return a sampler that lets prompts outside the limits rest."""
@@ -85,7 +92,9 @@ class LimitSampler(Sampler):
         rests_P = np.array(
             [
                 outside and self._rested.get(prompt_id, 0) < self._strategy.every - 1
-                for prompt_id, outside in zip(predictive.prompt_ids.tolist(), outside_P, strict=True)
+                for prompt_id, outside in zip(
+                    predictive.prompt_ids.tolist(), outside_P, strict=True
+                )
             ]
         )
         if rests_P.all():

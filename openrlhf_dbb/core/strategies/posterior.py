@@ -10,7 +10,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.core.strategies import Drawn, Predictive, RolloutStrategy, RunFacts, Sampler, parameter, register
+from openrlhf_dbb.core.strategies import (
+    Drawn,
+    Predictive,
+    RolloutStrategy,
+    RunFacts,
+    Sampler,
+    parameter,
+    register,
+)
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators.base import Floats
 
@@ -29,8 +37,12 @@ class PosteriorSampling(RolloutStrategy):
     Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952); with this posterior our own.
     """
 
-    power: float = parameter(1.0, "power of E[p (1 - p)] that the draws are in proportion to", within="[0, 2]")
-    floor: float = parameter(0.1, "share of the draws that goes to all prompts alike", within="(0, 1]")
+    power: float = parameter(
+        1.0, "power of E[p (1 - p)] that the draws are in proportion to", within="[0, 2]"
+    )
+    floor: float = parameter(
+        0.1, "share of the draws that goes to all prompts alike", within="(0, 1]"
+    )
     weight_power: float = parameter(
         1.0, "power of the importance weights; 1: unbiased, 0: none, a curriculum", within="[0, 1]"
     )
@@ -55,7 +67,15 @@ class PosteriorSampling(RolloutStrategy):
 class PosteriorSampler(Sampler):
     """Draws a batch when the last one has been handed out: by the forecast, or evenly while that does not pay."""
 
-    kept: ClassVar[tuple[str, ...]] = ("_random", "_batch", "_metrics", "_passes", "_evenly", "note", "_outcomes")
+    kept: ClassVar[tuple[str, ...]] = (
+        "_random",
+        "_batch",
+        "_metrics",
+        "_passes",
+        "_evenly",
+        "note",
+        "_outcomes",
+    )
 
     def __init__(self, strategy: PosteriorSampling, facts: RunFacts) -> None:
         super().__init__(facts)
@@ -142,7 +162,9 @@ class PosteriorSampler(Sampler):
         return dict(self._metrics)
 
 
-def effective_lift(outcomes: Sequence[tuple[float, float, float]], weight_power: float) -> float | None:
+def effective_lift(
+    outcomes: Sequence[tuple[float, float, float]], weight_power: float
+) -> float | None:
     """Return how many mixed groups of even draws one pass of draws by the forecast is worth, as a ratio.
 
     Importance weights w make the gradient noisier. Weighted groups are worth (sum w)^2 / sum w^2

@@ -32,8 +32,12 @@ class Target(RolloutStrategy):
     start: float = parameter(0.7, "target pass rate of the first step", within="[0, 1]")
     end: float = parameter(0.3, "target pass rate from step --target.steps on", within="[0, 1]")
     steps: int = parameter(100, "steps in which the target moves", within="[1, inf)")
-    width: float = parameter(0.15, "distance from the target at which draws fall to 0.61", within="(0, 1]")
-    floor: float = parameter(0.1, "share of the draws that goes to all prompts alike", within="(0, 1]")
+    width: float = parameter(
+        0.15, "distance from the target at which draws fall to 0.61", within="(0, 1]"
+    )
+    floor: float = parameter(
+        0.1, "share of the draws that goes to all prompts alike", within="(0, 1]"
+    )
 
     name: ClassVar[str] = "target"
 
@@ -93,7 +97,9 @@ class TargetSampler(Sampler):
         drawn = systematic(pi_P, self._random)
         return [
             Drawn(prompt_id, probability, weight=1.0)
-            for prompt_id, probability in zip(predictive.prompt_ids[drawn].tolist(), pi_P[drawn].tolist(), strict=True)
+            for prompt_id, probability in zip(
+                predictive.prompt_ids[drawn].tolist(), pi_P[drawn].tolist(), strict=True
+            )
         ]
 
     def end_step(self) -> None:

@@ -43,9 +43,13 @@ class TwoStage(RolloutStrategy):
     ``first``: the objective weights its gradient by that.
     """
 
-    first: int = parameter(2, "rollouts of a prompt before the rest of its group", within="[2, 1024]")
+    first: int = parameter(
+        2, "rollouts of a prompt before the rest of its group", within="[2, 1024]"
+    )
     draw: str = parameter(
-        EVEN, "prompts: even, each once a pass; posterior, as that strategy draws", choices=(EVEN, POSTERIOR)
+        EVEN,
+        "prompts: even, each once a pass; posterior, as that strategy draws",
+        choices=(EVEN, POSTERIOR),
     )
 
     name: ClassVar[str] = "two_stage"
@@ -135,7 +139,11 @@ class TwoStageSampler(Sampler):
 
     def state(self) -> dict[str, Any]:
         """Return the state of the prompts' sampler, the idle passes and the last share."""
-        return {"prompts": self._prompts.state(), "idle_passes": self._idle_passes, "share": self._share}
+        return {
+            "prompts": self._prompts.state(),
+            "idle_passes": self._idle_passes,
+            "share": self._share,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`, with the sampler of the prompts."""

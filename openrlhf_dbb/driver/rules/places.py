@@ -30,7 +30,9 @@ def policy_and_engines_differ(settings: Settings) -> Refusal:
     engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
     if policy == engines:
         return None
-    flags = settings.shown("train.colocate_all", NODES, GPUS, "vllm.num_engines", "vllm.tensor_parallel_size")
+    flags = settings.shown(
+        "train.colocate_all", NODES, GPUS, "vllm.num_engines", "vllm.tensor_parallel_size"
+    )
     return f"{flags}: the policy and vLLM need as many GPUs; change one of them"
 
 

@@ -195,7 +195,9 @@ def step_of_no_whole_micro_batches(settings: Settings) -> Refusal:
     if chosen.rollouts_of_a_step(args) % _rows_of_all_ranks(args, args.rollout) == 0:
         return None
     flags = settings.shown(_PROMPTS, _GROUP, "rollout.micro_batch_size", NODES, GPUS)
-    return f"{flags}: a step's rollouts are no multiple of the micro-batches of all ranks, {_VANISH}"
+    return (
+        f"{flags}: a step's rollouts are no multiple of the micro-batches of all ranks, {_VANISH}"
+    )
 
 
 def _rows_of_all_ranks(args: SimpleNamespace, part: SimpleNamespace) -> int:
