@@ -21,9 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[0] = str(
-    Path(__file__).parents[1]
-)  # in this folder, this file would hide the package of the same name
+# In this folder, this file would hide the package of the same name
+sys.path[0] = str(Path(__file__).parents[1])
 
 from openrlhf_dbb.estimators import auto, available, build  # noqa: E402
 from openrlhf_dbb.estimators.base import Floats, State  # noqa: E402

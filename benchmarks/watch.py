@@ -236,9 +236,8 @@ def ask_as_pages_do(address: str, stop: Any, watching: Any) -> None:
 def crowd(measured: Measured, url: str) -> None:
     """Measure the writer's time for a step, with clients and without, in turns."""
     server = Server(url)
-    apart = multiprocessing.get_context(
-        "spawn"
-    )  # in a process of their own: the writer shares no interpreter with them
+    # In a process of their own: the writer shares no interpreter with them
+    apart = multiprocessing.get_context("spawn")
     stop, watching = apart.Event(), apart.Event()
     clients = apart.Process(target=ask_as_pages_do, args=(server.address, stop, watching))
     clients.start()

@@ -45,9 +45,8 @@ with Posteriors.create(
                 weights=weights, inclusion=np.repeat([each.inclusion for each in drawn], ROLLOUTS)
             )
         rows = np.repeat(prompts, ROLLOUTS)
-        rewards = (
-            random.random(len(rows)) < policy[rows]
-        )  # here the policy would answer and be verified
+        # Here the policy would answer and be verified
+        rewards = random.random(len(rows)) < policy[rows]
         of_rows = [texts[i] for i in rows], [labels[i] for i in rows]
         scored = posteriors.observe(step, *of_rows, rewards, extras=extras)
         if strategy.draws:

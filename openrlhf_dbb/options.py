@@ -31,9 +31,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse what is left over, so that the error of a sub-parser names its own command."""
-        self._refuse_unknown(
-            (args or [])[:1]
-        )  # else its value, perhaps a secret, would be taken for the command
+        # Else its value, perhaps a secret, would be taken for the command
+        self._refuse_unknown((args or [])[:1])
         namespace, left = super().parse_known_args(args, namespace)
         self._refuse_unknown(left)
         if left:

@@ -311,9 +311,8 @@ class InThisProcess:
     ``trainer.NAME.remote(...)``, and gives what these return to ``ray.get``.
     """
 
-    def __init__(
-        self, cls: Callable[..., Any], **more: Any
-    ) -> None:  # arguments that OpenRLHF does not give
+    # Arguments that OpenRLHF does not give
+    def __init__(self, cls: Callable[..., Any], **more: Any) -> None:
         self._cls = cls
         self._more = more
         self.made: Any = None

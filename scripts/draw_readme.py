@@ -67,9 +67,8 @@ def accuracy(arm: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the rollouts (E,) of an arm's evaluations and its accuracies (seeds, E), both in order."""
     curves: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for row in read(EPOCHS):
-        if (
-            row["arm"] == arm and row["accuracy"] and row["experiment"] != "rate"
-        ):  # other learning rates
+        # Other learning rates
+        if row["arm"] == arm and row["accuracy"] and row["experiment"] != "rate":
             curves[int(row["seed"])].append((float(row["rollouts"]), float(row["accuracy"])))
     points = np.array([sorted(curve) for _, curve in sorted(curves.items())])
     return points[0, :, 0], points[:, :, 1]

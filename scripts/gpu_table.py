@@ -11,9 +11,8 @@ OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 WHY = 60  # characters at most
 
 facts, rows = {}, [("check", "result", "seconds", "peak GB", "why")]
-for case in ElementTree.parse(sys.argv[1]).iterfind(
-    ".//testcase[@name]"
-):  # one that was interrupted has no name
+# One that was interrupted has no name
+for case in ElementTree.parse(sys.argv[1]).iterfind(".//testcase[@name]"):
     properties = {each.get("name"): each.get("value") for each in case.iter("property")}
     if case.get("name") == "test_machine":
         facts = properties

@@ -39,9 +39,8 @@ class Address:
     location: str  # for people, without user and password: an absolute path, or postgresql://host:port/database
     text: str = field(repr=False)  # the URL that opens the same store in another process
     path: str = ""  # absolute file path (SQLite), else ""
-    url: URL | None = field(
-        default=None, repr=False
-    )  # for the engine (PostgreSQL); None for SQLite
+    # For the engine (PostgreSQL); None for SQLite
+    url: URL | None = field(default=None, repr=False)
 
 
 def parse_url(text: str | None) -> Address:

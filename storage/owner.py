@@ -13,9 +13,8 @@ class Owner:
 
     host: str  # its host name
     pid: int  # its process id on that host
-    started: (
-        str | None
-    )  # when, in which boot and PID namespace: a later process may have its id; None if unknown
+    # When, in which boot and PID namespace: a later process may have its id; None if unknown
+    started: str | None
 
     @classmethod
     def of_this_process(cls) -> "Owner":

@@ -52,12 +52,10 @@ class RunRecord:
     config: dict[str, Any]
     method: str
     created_at: str
-    parent: (
-        dict[str, Any] | None
-    )  # the run it was warm-started from: name, uuid, step, weight, database
-    heartbeat_at: str = field(
-        compare=False
-    )  # last write of its owner, as of when this was read; UTC, ISO 8601
+    # The run it was warm-started from: name, uuid, step, weight, database
+    parent: dict[str, Any] | None
+    # Last write of its owner, as of when this was read; UTC, ISO 8601
+    heartbeat_at: str = field(compare=False)
     owner: Owner = field(compare=False)
     damage: str = ""  # why a column of its row, which has a stand-in here, cannot be read; one line
 

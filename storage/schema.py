@@ -508,9 +508,8 @@ def prepare(database: Database, *, create: bool) -> None:
     with database.transaction(write=True) as connection:
         if not database.is_sqlite:  # SQLite's write transactions exclude each other
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
-        if not _check_version(
-            connection, database
-        ):  # another process may have created them meanwhile
+        # Another process may have created them meanwhile
+        if not _check_version(connection, database):
             _create(connection, database)
 
 

@@ -229,9 +229,8 @@ def delete_evaluations(connection: Connection, run_id: int, after_step: int = -1
 def delete_run(connection: Connection, run_id: int) -> None:
     """Delete a run with all that belongs to it; prompts stay."""
     delete_evaluations(connection, run_id)
-    for table in reversed(
-        schema.metadata.sorted_tables
-    ):  # those that point to the run before the run
+    # Those that point to the run before the run
+    for table in reversed(schema.metadata.sorted_tables):
         if "run_id" in table.c:
             connection.execute(table.delete().where(table.c.run_id == run_id))
 

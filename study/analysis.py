@@ -82,9 +82,8 @@ def detectable(error: float, degrees: int) -> float:
 
 def paired(first: Any, second: Any) -> Difference:
     """Test first - second, two Series over seeds, on the seeds that both have."""
-    difference_R = (
-        (first - second).dropna().to_numpy(dtype=np.float64).round(12)
-    )  # equal on paper is equal
+    # Equal on paper is equal
+    difference_R = (first - second).dropna().to_numpy(dtype=np.float64).round(12)
     n = len(difference_R)
     return _difference(n, str(n), *mean_and_error(difference_R), n - 1)
 
@@ -225,9 +224,8 @@ def rollouts_needed(rollouts_E: Floats, accuracy_E: Floats, target: Any) -> Any:
         ]
         for values_E in (rollouts_E, accuracy_E)
     )
-    part = np.divide(
-        target - y, top - y, out=np.ones_like(y), where=top > y
-    )  # 1 where the curve begins above
+    # 1 where the curve begins above
+    part = np.divide(target - y, top - y, out=np.ones_like(y), where=top > y)
     return np.where(reached_E.any(axis=-1), x + part * (right - x), math.inf)
 
 

@@ -107,9 +107,8 @@ class Claim:
         arms = self.at(test).arms
         if test.against and self.against:
             return {(test.experiment, arm) for arm in arms} | {(test.against, self.against)}
-        on_grpo = (
-            [] if arms and self.kind != "agreement" else ["grpo"]
-        )  # errors are measured on GRPO's runs
+        # Errors are measured on GRPO's runs
+        on_grpo = [] if arms and self.kind != "agreement" else ["grpo"]
         every = [*arms, *([self.against] if arms and self.against else []), *on_grpo]
         return {(name, arm) for name in test.experiments for arm in every}
 

@@ -51,9 +51,8 @@ class Training:
 
     p_U_P: Floats  # success probabilities at each update, and, except with "visits", after the last one
     seen_U: list[NDArray[np.int64]]  # the prompts of each update, (B,) each
-    rewards_U: list[
-        Floats
-    ]  # their rewards, 0 or 1, (B, G) each, sorted in a group: estimators ignore the order
+    # Their rewards, 0 or 1, (B, G) each, sorted in a group: estimators ignore the order
+    rewards_U: list[Floats]
     pass_updates: int
 
 
@@ -171,9 +170,8 @@ class Result:
     rollouts: int
     values_M_E_K: Floats  # by measure (see ``MEASURES``), estimator and seed
     best_K: Floats  # errors at the visits of ``dbb`` at the one discount that is best in hindsight over all seeds
-    sweeps: dict[
-        str, tuple[Floats, Floats]
-    ]  # discounts (or smoothings) and errors of each family, (X,) both
+    # Discounts (or smoothings) and errors of each family, (X,) both
+    sweeps: dict[str, tuple[Floats, Floats]]
 
 
 def simulate(

@@ -43,9 +43,8 @@ class Browser:
     def until(self, condition):
         """Wait until a piece of JavaScript is true; how long it took, in seconds."""
         began = time.monotonic()
-        while not self(
-            condition
-        ):  # wait_for_function would evaluate a text, which the page's policy forbids
+        # wait_for_function would evaluate a text, which the page's policy forbids
+        while not self(condition):
             waited = time.monotonic() - began
             assert waited < LONGEST_S, f"never true: {condition}; {self.complaints}"
             self.page.wait_for_timeout(20)

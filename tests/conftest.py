@@ -252,9 +252,8 @@ def serve():
         yield start
 
 
-@pytest.fixture(
-    scope="module"
-)  # no longer: an event loop of its own runs in this thread until it is closed
+# No longer: an event loop of its own runs in this thread until it is closed
+@pytest.fixture(scope="module")
 def browser():
     """A page of a headless Chromium."""
     from chromium import CHROMIUM, Browser

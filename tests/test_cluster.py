@@ -88,9 +88,8 @@ def see_who_has_died(ray):
     crashed = "has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
     assert watching.find_dead(parts, 120) == f"rank 1 of the policy {on} {crashed}"
     ray.wait([broken.process.remote()], timeout=120)
-    assert (
-        watching.find_dead({"rank 0 of the policy": broken}) is None
-    )  # the exception of its constructor says more
+    # The exception of its constructor says more
+    assert watching.find_dead({"rank 0 of the policy": broken}) is None
 
 
 def test_a_cluster_is_that_of_ray_address_or_the_one_on_this_host_or_none(monkeypatch, tmp_path):

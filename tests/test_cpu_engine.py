@@ -31,9 +31,8 @@ def engine(request):
         }
         arguments |= {"enforce_eager": True, "distributed_executor_backend": "uni"}
         arguments["dtype"] = getattr(request, "param", "float32")
-        patch.setattr(
-            torch, "set_num_threads", torch.set_num_threads
-        )  # vLLM puts another function there
+        # vLLM puts another function there
+        patch.setattr(torch, "set_num_threads", torch.set_num_threads)
         torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late in this process
         yield InProcessEngine(EngineArgs(**cpu.engine_arguments(arguments)))
         cleanup_dist_env_and_memory()
@@ -222,17 +221,15 @@ def test_norms_are_vllm_s_to_the_rounding_of_bfloat16(engine):
         layer = worker.get_model().model.layers[0].input_layernorm
         x, residual = torch.randn(2, 5, layer.hidden_size).bfloat16()
         alone = [norm(x.clone()) for norm in (layer, layer.forward_native)]
-        summed = [
-            norm(x.clone(), residual.clone()) for norm in (layer, layer.forward_native)
-        ]  # both in place
+        # Both in place
+        summed = [norm(x.clone(), residual.clone()) for norm in (layer, layer.forward_native)]
         return layer._forward_method.__name__, [alone, *zip(*summed, strict=True)]
 
     [(name, pairs)] = asyncio.run(engine.collective_rpc(both))
     assert name == "_normed"
     for mine, theirs in pairs:
-        torch.testing.assert_close(
-            mine, theirs, rtol=2**-6, atol=0
-        )  # the operations of torch round twice
+        # The operations of torch round twice
+        torch.testing.assert_close(mine, theirs, rtol=2**-6, atol=0)
 
 
 def test_a_failed_step_fails_every_request_that_waits_and_every_later_one(engine, monkeypatch):

@@ -247,9 +247,8 @@ def check(folder, record_property, most_kl):
     evaluated = query(folder, "SELECT step, accuracy FROM evaluations ORDER BY step")
     record_property("accuracy", " -> ".join(f"{100 * accuracy:.1f} %" for _, accuracy in evaluated))
     assert [step for step, _ in evaluated] == [0, 3, 6]
-    assert all(0.1 < accuracy < 0.9 for _, accuracy in evaluated), (
-        evaluated
-    )  # the tiny model begins at about 40 %
+    # The tiny model begins at about 40 %
+    assert all(0.1 < accuracy < 0.9 for _, accuracy in evaluated), evaluated
     texts = "SELECT json_group_array(text) FROM rollouts WHERE step = 1 GROUP BY prompt_id"
     check_groups([json.loads(group) for (group,) in query(folder, texts)], BATCH)
 

@@ -167,9 +167,10 @@ def test_a_broken_file_is_refused(tmp_path, name, content, fault):
 
 
 def test_several_files_are_one_data_set_and_only_the_samples_that_are_used_are_checked(tmp_path):
+    # One list
     (tmp_path / "a.json").write_text(
         json.dumps([row("0", 0.5), row("1", 1), row("2", None)], indent=1)
-    )  # one list
+    )
     (tmp_path / "b.csv").write_text("input,label\n3,3\n4,4\n5\n")
     files = tmp_path / "a.json", tmp_path / "b.csv"
     assert [check(file, max_samples=2)["label"][:] for file in files] == [["0.5", "1"], ["3", "4"]]

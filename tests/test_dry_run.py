@@ -469,9 +469,8 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
                 processes[process] = process.name()
         time.sleep(0.05)
     output, errors = started.communicate()
-    refused = [
-        line for line in errors.splitlines() if not line.startswith("reading data")
-    ]  # on a busy machine
+    # On a busy machine
+    refused = [line for line in errors.splitlines() if not line.startswith("reading data")]
     assert started.returncode == 2
     assert output == ""
     assert len(refused) == 1

@@ -223,9 +223,8 @@ def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(c
         alone[prompt, 0] = np.nan
         expected = estimator.observe(state, alone)[1].mean[prompt]
         assert estimate.without_each[prompt, 0] == pytest.approx(expected, abs=0.01)
-    assert (
-        np.abs(estimate.without_each - estimate.mean[:, None]).max() > 0.05
-    )  # leaving one out matters more than that
+    # Leaving one out matters more than that
+    assert np.abs(estimate.without_each - estimate.mean[:, None]).max() > 0.05
 
 
 @pytest.mark.parametrize("case", ["dbb", "auto"])

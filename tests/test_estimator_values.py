@@ -106,9 +106,8 @@ def test_empirical_bayes_takes_binomial_noise_out_of_the_moments():
 
 def test_empirical_bayes_shrinks_most_where_all_prompts_are_alike_and_knows_no_weight_at_n_1():
     eb = build("empirical_bayes")
-    state, _ = eb.observe(
-        eb.initial_state(3), [group(4)] * 3
-    )  # less spread than binomial noise alone
+    # Less spread than binomial noise alone
+    state, _ = eb.observe(eb.initial_state(3), [group(4)] * 3)
     assert state["prior"] == pytest.approx([500.0, 500.0])
     state, estimate = eb.observe(eb.initial_state(4), [[1.0], [0.0], [0.0], [0.0]])
     assert state["prior"] == pytest.approx([0.5, 1.5])
@@ -331,9 +330,8 @@ def test_a_variance_survives_any_number_of_zero_variance_groups(name, value, siz
     for _ in range(2000):
         state, estimate = estimator.observe(state, rewards_P_G)
         assert estimate.variance[0] > 0
-    assert np.all(
-        np.abs(standardized(rewards_P_G, estimate)) < 1e-4
-    )  # sevenths of 0.7 are not quite 0.1
+    # Sevenths of 0.7 are not quite 0.1
+    assert np.all(np.abs(standardized(rewards_P_G, estimate)) < 1e-4)
     # The next reward that is lower by 1: of total weight w = N / (1 - discount) the mean is 1 / w lower, and the
     # variance (1 - 1 / w) / w, as of 0s and 1s.
     rewards_P_G[0, -1] -= 1

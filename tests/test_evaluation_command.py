@@ -92,9 +92,8 @@ def check_rows(rows, path, runs, samples, count=None):
         )
         columns = (each[name] for name in ("responses", "scores", "tokens", "truncated"))
         for response, score, tokens, cut in zip(*columns, strict=True):
-            plain.append(
-                bool(re.fullmatch(r"0|[1-9]\d*", response))
-            )  # such answers need no mathematics
+            # Such answers need no mathematics
+            plain.append(bool(re.fullmatch(r"0|[1-9]\d*", response)))
             assert not plain[-1] or score == (response == question["label"])
             # A token is a character, and the end of sequence is one more; seldom a special token is sampled within.
             whole.append(len(response) + (not cut) == tokens)
@@ -120,9 +119,8 @@ def test_an_evaluation_is_written_whole_and_its_summary_is_what_the_file_says(ev
         means.append(
             statistics.mean(score for row in evaluating.rows(name) for score in row["scores"])
         )
-        assert (
-            f"{100 * means[-1]:.2f} \u00b1" in lines[name]
-        )  # test_evaluation_run.py has all numbers
+        # test_evaluation_run.py has all numbers
+        assert f"{100 * means[-1]:.2f} \u00b1" in lines[name]
     assert f"{100 * statistics.mean(means):.2f} \u00b1" in lines["average"]
 
 
@@ -193,6 +191,5 @@ def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
         [row["responses"] for row in evaluating.rows("heldout") if row["run"] == run]
         for run in range(5)
     ]
-    assert all(
-        one != other for one, other in itertools.pairwise([*by_run, by_run[0]])
-    )  # no run is drawn again
+    # No run is drawn again
+    assert all(one != other for one, other in itertools.pairwise([*by_run, by_run[0]]))

@@ -180,9 +180,8 @@ def check_best(folder, step, value, output):
     assert (said["step"], said["measure"]) == (step, "eval_sums_mean@4")
     assert said["value"] == pytest.approx(value, rel=1e-12)
     assert len(list((folder / "best_models").iterdir())) == 1
-    assert not list(
-        (folder / "checkpoints").glob("_actor/*")
-    )  # none was asked for, and the best is none
+    # None was asked for, and the best is none
+    assert not list((folder / "checkpoints").glob("_actor/*"))
     assert f"  best model   step {step}, eval_sums_mean@4 {value:.3f}: {folder}/best" in output
     best, last = (
         AutoModelForCausalLM.from_pretrained(folder / name).state_dict()

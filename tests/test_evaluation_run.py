@@ -322,9 +322,8 @@ def test_prompts_are_tokenized_as_they_are_and_must_fit_the_context(tiny_model):
     short = prepared(["1+2=", "s3="], tiny_model)
     assert (short.texts, short.chat_template, short.longest) == (["1+2=", "s3="], False, 4 + 10)
     assert [tiny_model.tokenizer.decode(tokens) for tokens in short.tokens] == ["1+2=", "s3="]
-    assert (
-        prepared(["1+2=", "s3="], tiny_model, max_new_tokens=60).longest == 64
-    )  # the model's context
+    # The model's context
+    assert prepared(["1+2=", "s3="], tiny_model, max_new_tokens=60).longest == 64
     with pytest.raises(
         UsageError,
         match=r"\(4 tokens\) and --max_new_tokens 61 do not fit .* \(64 tokens\); .*longer",

@@ -126,9 +126,8 @@ def test_the_pandas_example_runs_on_a_run_worked_out_by_hand(
     pytest.importorskip("pandas", reason="the example needs pandas")
     run, ids = fill.run(store), fill.prompts(store, 2)
     fill.step(run, 1, ids, [4, 1])  # (4.5, 0.5), (1.5, 3.5)
-    fill.step(
-        run, 2, ids, [4, 4], probes=fill.probes(ids[:1], [4], [4])
-    )  # (6.25, 0.25), (4.75, 1.75)
+    # (6.25, 0.25), (4.75, 1.75)
+    fill.step(run, 2, ids, [4, 4], probes=fill.probes(ids[:1], [4], [4]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENRLHF_DBB_STORE_URL", store.url)
     monkeypatch.setenv("MPLBACKEND", "agg")
@@ -250,9 +249,8 @@ def test_what_the_notebook_says_about_errors_of_means_is_so(notebook):
     _, _, result = notebook
     slow = result["errors"]["slow, later"]
     fast = result["errors"]["fast, later"]
-    assert slow["point"] == pytest.approx(
-        result["noise"], rel=0.05
-    )  # p (1 - p) / N, the variance of a group's mean
+    # P (1 - p) / N, the variance of a group's mean
+    assert slow["point"] == pytest.approx(result["noise"], rel=0.05)
     assert max(slow["dbb"], slow["auto"]) < slow["point"] / 2
     assert fast["auto"] < fast["point"] < fast["dbb"]
 

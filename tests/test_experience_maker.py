@@ -267,9 +267,8 @@ def test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages(ours)
         ][0]
         == 32
     )
-    again, _ = ours(
-        "dbb", "--train.thin", "1", discount=1.0
-    )  # a step that is done again after a resume
+    # A step that is done again after a resume
+    again, _ = ours("dbb", "--train.thin", "1", discount=1.0)
     assert column(advantages(again, experiences(np.ones((4, 8))))[0], "advantages")[:, 0].equal(
         used
     )
@@ -371,9 +370,8 @@ def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     assert posteriors == [(8, 1.5, 7.5), (8, 8.5, 0.5), (8, 0.5, 8.5), (1, 1.5, 0.5)]
     used = store.query("SELECT generated, generated_tokens, trained, skipped FROM steps")
     assert used == [(26, 40 + 40 + 24 + 10, 16, 2)]
-    assert metrics["estimator/mean"] == pytest.approx(
-        (1.5 / 9 + 8.5 / 9) / 2
-    )  # of the rows that are trained on
+    # Of the rows that are trained on
+    assert metrics["estimator/mean"] == pytest.approx((1.5 / 9 + 8.5 / 9) / 2)
 
 
 def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
@@ -382,9 +380,8 @@ def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
     eos = TOKENIZER.eos_token_id
     said = TOKENIZER.encode("0+1=2")
     batch.sequences = torch.tensor([[*said[:4], eos, 1], [*said, 1]])
-    batch.action_mask = torch.tensor(
-        [[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
-    )  # of the token that comes next
+    # Of the token that comes next
+    batch.action_mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]])
     batch.action_log_probs, batch.truncated = torch.full((2, 5), -0.5), torch.tensor([False, True])
     batch.index = [1, 0]  # a dynamic batch sorts the rollouts by length
     filtered = replace(filtered_group(1, [1.0], length=2), read=("3",))
@@ -442,9 +439,8 @@ def test_rollouts_are_replayed_from_the_third_visit_on(ours, monkeypatch):
         assert mine.actor_model_group.calls == []
         rewards_P_G = np.array([visit] * 3, dtype=float)
         if step == 1:
-            rewards_P_G[1:, -1] = (
-                np.nan
-            )  # two prompts will have 15 rollouts in the cache, one too few
+            # Two prompts will have 15 rollouts in the cache, one too few
+            rewards_P_G[1:, -1] = np.nan
         batch, metrics = advantages(mine, experiences(rewards_P_G, log_prob=-step), step)
         assert metrics["replay/replayed"] == (8 if step == 3 else 0)
     rows = sent(mine.actor_model_group)

@@ -123,18 +123,16 @@ def test_checkpointing_where_memory_needs_it_and_a_refusal_where_that_is_not_eno
     assert chosen(on_cpu(*flags))[3] and needed() == pytest.approx(
         with_all - 5.27 * 28 / 30, abs=0.02
     )
-    machine(
-        free=6.5
-    )  # the model alone: 20 bytes a parameter, 2 in the engine, and three processes of 1.2 GiB
+    # The model alone: 20 bytes a parameter, 2 in the engine, and three processes of 1.2 GiB
+    machine(free=6.5)
     assert "too few if" in fit.describe(on_cpu(*flags), SMOLLM2)[1]
     machine(free=6.3)
     with pytest.raises(
         UsageError, match=r"m needs 6\.4 GiB of memory beside its rollouts, 6\.3 are free; take"
     ):
         on_cpu(*flags)
-    on_cpu(
-        *flags, "--ds.lora.rank", "8"
-    )  # 2 + 2 bytes a parameter, 18 a parameter of the adapters: 4.2 GiB
+    # 2 + 2 bytes a parameter, 18 a parameter of the adapters: 4.2 GiB
+    on_cpu(*flags, "--ds.lora.rank", "8")
 
 
 def test_the_engine_holds_a_step_of_rollouts(machine):
@@ -257,9 +255,8 @@ def test_the_estimate_by_hand(fitted):
         return [memory.always / 1e9, memory.training / 1e9, memory.log_probs / 1e9]
 
     one, logits = 1.720451, 4 * 4096 * 151_936 * 4 / 1e9
-    batch = (
-        4 * 5120 * 2048 * (28 * 2 + 56) / 1e9 + logits
-    )  # recomputed: the layers' inputs and one layer
+    # recomputed: the layers' inputs and one layer
+    batch = 4 * 5120 * 2048 * (28 * 2 + 56) / 1e9 + logits
     kept = 4 * 5120 * 2048 * 28 * 56 / 1e9 + logits
     log_probs = 8 * 5120 * 2048 * 56 / 1e9 + 8 * 4096 * 151_936 * 3 / 1e9
     # 2 bytes of weights, 2 of gradients, 12 of states; 4e9 bytes beside them
@@ -384,9 +381,8 @@ def test_only_what_cannot_fit_in_any_case_is_refused(fitted):
     line = r"Qwen3-1.7B-Base needs 25\.6 GiB of each GPU for .* has 23\.5; give --ds.zero"
     with pytest.raises(UsageError, match=line):
         fitted("qwen3-1.7b", 24)
-    near = fitted(
-        "qwen3-8b", 40, gpus=4
-    )  # 32.8e9 bytes of states with ZeRO 3, and 5.0e9 of one row's logits
+    # 32.8e9 bytes of states with ZeRO 3, and 5.0e9 of one row's logits
+    near = fitted("qwen3-8b", 40, gpus=4)
     assert sizes(near) == (1, 4) and len(fit.describe(near, SHAPES["qwen3-8b"])) == 2
 
 

@@ -356,9 +356,8 @@ def test_what_was_not_verified_is_no_score(generator):
 
 
 def test_a_budget_is_never_exceeded_and_no_batch_is_begun_that_cannot_be_filled(generator):
-    made = generator(
-        [MIXED] * 3, max_rollouts=2 * BATCH * GROUP + 3
-    )  # two steps, and a group that fills no third
+    # Two steps, and a group that fills no third
+    made = generator([MIXED] * 3, max_rollouts=2 * BATCH * GROUP + 3)
     assert [draw(made)[0] for _ in range(3)] == ["12", "", "31"]
     with pytest.raises(BudgetSpent):
         draw(made)
@@ -467,9 +466,8 @@ def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generat
     """8 prompts, 2 a batch, 5 at a time: a resume after any step trains each prompt once a pass."""
     stopped = generator([MIXED] * 8, at_a_time=5)
     before = draw_batches(stopped, steps)
-    assert (
-        stopped.last_batch.snapshot.generated == steps * 2 * GROUP
-    )  # the rest will be asked for again
+    # The rest will be asked for again
+    assert stopped.last_batch.snapshot.generated == steps * 2 * GROUP
     resumed = continued(generator([MIXED] * 8, at_a_time=5), stopped.last_batch.snapshot)
     after = draw_batches(resumed, 8 - steps)
     assert sorted("".join(before + after)) == sorted("12345678" * 2)

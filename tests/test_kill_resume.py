@@ -300,9 +300,8 @@ def check_end(folder, case, output):
         assert last_step(folder) == case.steps and unused == 0
     left = f", {unused} left over at the end" if unused else ""
     assert f"  rollouts     {generated + unused} generated, {trained} trained on{left}" in output
-    assert ("% before, " in output) == (
-        "--eval.steps" in case.flags
-    )  # evaluation has cost no rollouts
+    # Evaluation has cost no rollouts
+    assert ("% before, " in output) == ("--eval.steps" in case.flags)
     events = query(folder, "SELECT count(*) FROM dbb_event WHERE kind = 'roll_back'")
     assert events[0][0] <= 1
 
@@ -429,9 +428,8 @@ def test_a_run_killed_at_a_random_moment_ends_as_if_it_had_not_been(name, tmp_pa
     with open(tmp_path / "log", "w+") as log:
         arguments = [*COMMAND, *case.flags, "--run_name", "killed"]
         process = subprocess.Popen(arguments, cwd=tmp_path, stdout=log, stderr=log)
-        wait_for_step(
-            tmp_path, moments.randint(3, case.steps - 2), process
-        )  # the checkpoint of step 2 is there
+        # The checkpoint of step 2 is there
+        wait_for_step(tmp_path, moments.randint(3, case.steps - 2), process)
         time.sleep(moments.uniform(0, 0.5))
         assert process.poll() is None, "ended by itself"
         kill_tree(process)

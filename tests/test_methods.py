@@ -109,9 +109,8 @@ def test_without_a_method_openrlhf_trains_by_its_flags():
         "actor.eps_clip_low_high": [0.2, 0.2],
     }
     assert {flag: look_up(settings, flag) for flag in openrlhf} == openrlhf
-    assert (
-        look_up(settings, "algo.advantage.estimator") == "group_norm"
-    )  # an estimator needs a form
+    # An estimator needs a form
+    assert look_up(settings, "algo.advantage.estimator") == "group_norm"
     checks.check(settings)
 
 

@@ -631,9 +631,8 @@ def test_a_loop_of_ones_own_may_be_interrupted_or_killed(tmp_path, sent):
 
 KNOWN = [[5.0, 8.0], [math.nan, math.nan], [2.4, 8.0]]
 MEANS = {  # expected before the next visit, after S of N
-    "dbb": lambda s, n: (
-        (0.25 + 0.5 * s) / (0.5 + 0.5 * n)
-    ),  # the prior is discounted twice, the rate once
+    # The prior is discounted twice, the rate once
+    "dbb": lambda s, n: (0.25 + 0.5 * s) / (0.5 + 0.5 * n),
     "spo": lambda s, n: (0.96 * 0.5 + s) / (0.96 + n),
 }
 

@@ -163,6 +163,5 @@ def test_the_recipe_for_images_is_accepted(command):
         settings = arguments.parse(command(VISION, "--estimator", estimator))
         checks.check(settings)
         assert settings.args.algo.advantage.estimator == "reinforce_baseline"
-        assert (
-            settings.args.algo.kl.init_coef == 0
-        )  # its --algo.kl.use_loss has no effect, in OpenRLHF neither
+        # Its --algo.kl.use_loss has no effect, in OpenRLHF neither
+        assert settings.args.algo.kl.init_coef == 0

@@ -160,9 +160,8 @@ def test_two_ranks_resume_with_every_zero_stage(stage, train, tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path / "runs/mine" / each)
         for each in ("best", "model")
     )
-    assert all(
-        map(torch.equal, best.state_dict().values(), last.state_dict().values())
-    )  # both are of step 6
+    # Both are of step 6
+    assert all(map(torch.equal, best.state_dict().values(), last.state_dict().values()))
     os.truncate(sorted((actor / "global_step6").glob("*.pt"))[0], 1000)
     second = train(tmp_path, *flags, "--resume", "mine", "--train.num_episodes", "4")
     assert second.returncode == 0, second.stderr[-4000:]

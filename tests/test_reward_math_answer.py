@@ -432,9 +432,8 @@ def test_a_response_that_never_ends_is_wrong_and_a_verifier_that_is_broken_is_mi
     pool = VerifierPool(size=1, time_limit_s=2.0)
     monkeypatch.setattr(module, "_pool", pool)
     assert reward(r"\boxed{9^{9^{9^9}}}", r"\sqrt{2}") == 0.0
-    assert (
-        reward(r"\boxed{9^{9^{9^9}}}", r"9^{9^{9^8}}") is None
-    )  # it cannot verify the label either
+    # It cannot verify the label either
+    assert reward(r"\boxed{9^{9^{9^9}}}", r"9^{9^{9^8}}") is None
     pool.close()
     monkeypatch.setattr("sys.executable", "/bin/false")
     assert reward(r"\boxed{\sqrt{3}}", r"\sqrt{2}") is None
@@ -468,9 +467,10 @@ def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(mo
     ]
     labels += ["9 (apples)", r"$\boxed{12}$", r"The answer is \boxed{x+1}.", "2.5 million"]
     assert list(module.unreadable_labels(labels)) == [prose, torn]
+    # A copy
     assert list(module.unreadable_labels(["2/4", "x+1"], ["What is 2/4?", "Repeat x+1."])) == [
         "2/4"
-    ]  # a copy
+    ]
     monkeypatch.setattr(module._pool, "ask", lambda request: pytest.fail(f"asked {request}"))
     assert module.unreadable_labels(map(str, range(10_000))) == {}  # numbers need no Math-Verify
 

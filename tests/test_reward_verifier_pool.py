@@ -35,9 +35,8 @@ def workers(pool):
 
 
 def running(word):
-    found = psutil.process_iter(
-        ["pid", "ppid", "cmdline"]
-    )  # one that has ended has no command line
+    # One that has ended has no command line
+    found = psutil.process_iter(["pid", "ppid", "cmdline"])
     return [each.info for each in found if word in " ".join(each.info["cmdline"] or ())]
 
 

@@ -309,9 +309,8 @@ def test_what_a_process_logs_and_its_tracebacks_are_masked(tmp_path):
     assert "hunter2" not in said and "Logging error" not in said
     assert "url='http://h/score?***'\n" in done.stdout and "1 of 2\n" in done.stdout
     assert "ValueError: http://***@h is wrong" in done.stdout
-    assert (
-        done.stderr.count("ValueError: http://***@h is wrong") == 2
-    )  # of the thread, and of the process
+    # Of the thread, and of the process
+    assert done.stderr.count("ValueError: http://***@h is wrong") == 2
 
 
 OF_OTHERS = """

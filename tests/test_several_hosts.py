@@ -298,9 +298,8 @@ class TestSeveralHosts:
         manifest = json.loads(
             (cluster.shared / "runs/mine/checkpoints/_actor/global_step4/manifest.json").read_text()
         )
-        assert any(
-            "pp_rank_1_" in name for name in manifest["files"]
-        )  # the second rank has saved its part
+        # The second rank has saved its part
+        assert any("pp_rank_1_" in name for name in manifest["files"])
         divergence = logged(cluster.shared / "runs/mine/tensorboard/mine")["train/vllm_kl"]
         # Both engines have the weights: see test_training.py, where the policy moves as far.
         assert {*divergence} >= {1, 2, 3, 4} and median(map(abs, divergence.values())) < 0.005, (

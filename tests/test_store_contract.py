@@ -341,9 +341,8 @@ def test_the_log_is_ordered_by_step_then_prompt(store, run, ids, fill, monkeypat
     other, (a, b, c) = fill.run(store, "other"), ids.tolist()
     fill.step(run, 1, [b, a], [1, 4])  # b (1.5, 3.5); a (4.5, 0.5)
     fill.step(other, 1, [a], [0])
-    fill.step(
-        run, 2, [c, a], [0, 2], policy_version=np.array([NAN, 0.25])
-    )  # c (0.5, 4.5); a (4.25, 2.25)
+    # C (0.5, 4.5); a (4.25, 2.25)
+    fill.step(run, 2, [c, a], [0, 2], policy_version=np.array([NAN, 0.25]))
     log = read_log(store, run.record)
     means = [0.9, 0.3, 4.25 / 6.5, 0.1]
     assert _lists(log) == {
@@ -413,9 +412,8 @@ def test_kept_rollouts_are_read_as_written(store, run, ids, fill):
 
 def test_kept_rollouts_come_with_the_posterior_before_and_after(store, run, ids, fill):
     fill.step(run, 1, ids[:1], [4])  # (4.5, 0.5)
-    fill.step(
-        run, 2, ids[:2], [2, 0], kept=fill.rollouts(ids[:2], [1, 0])
-    )  # (4.25, 2.25), (0.5, 4.5)
+    # (4.25, 2.25), (0.5, 4.5)
+    fill.step(run, 2, ids[:2], [2, 0], kept=fill.rollouts(ids[:2], [1, 0]))
     names = (
         "response",
         "score",

@@ -137,9 +137,8 @@ def test_only_what_was_measured_during_this_training_counts(store, fill, run, id
     rows = fill.evaluation(ids, [4, 4, 4])
     _evaluate(fill.run(store, "other"), 0, rows)
     _evaluate(run, 1, rows, name="afterwards")
-    store.record_evaluation(
-        "training", [rows], model="tiny", config={}, run=run.record
-    )  # of no step
+    # Of no step
+    store.record_evaluation("training", [rows], model="tiny", config={}, run=run.record)
     assert store.query("SELECT count(*) FROM evaluations WHERE step IS NULL") == [(1,)]
     assert held_out(store, run.record) is None
     assert held_out_prompts(store, run.record, 1) == {}
@@ -164,9 +163,8 @@ def test_a_benchmark_without_a_verified_response_has_no_measures_and_its_step_is
 
 
 def test_held_out_accuracy_of_each_prompt(store, fill, run, ids):
-    sums = fill.evaluation(
-        ids[[2, 0, 2]], [[4, 1, 0], [2, 3, 0]]
-    )  # a prompt twice, two evaluation runs
+    # A prompt twice, two evaluation runs
+    sums = fill.evaluation(ids[[2, 0, 2]], [[4, 1, 0], [2, 3, 0]])
     partly = {"verified": np.array([[2, 0]]), "best": np.array([[1.0, NAN]])}
     logic = dataclasses.replace(fill.evaluation(ids[:2], [1, 0], "logic"), **partly)
     _evaluate(run, 1, sums, logic)

@@ -64,9 +64,8 @@ def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(
                 StoreError, match=r"^postgresql://\S+: .*; gave up after \d+ s; resume "
             ) as refusal:
                 run.record_step(4, rows)
-            with pytest.raises(
-                StoreError, match=r"^postgresql://"
-            ):  # never reached: refused at once
+            # Never reached: refused at once
+            with pytest.raises(StoreError, match=r"^postgresql://"):
                 open_store(url)
         finally:
             own_postgres.start()

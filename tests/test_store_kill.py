@@ -147,9 +147,8 @@ def test_a_kill_at_any_boundary_leaves_the_old_or_the_new_state(
         with open_store(url) as store:
             assert check(store) == []
             tables = fill.dump(store)
-            if (
-                kind == "postgresql"
-            ):  # one database is used for many kills, as new ones are slow there: claims add up
+            # One database is used for many kills, as new ones are slow there: claims add up
+            if kind == "postgresql":
                 tables["dbb_event"] = [row[1:] for row in tables["dbb_event"] if "claim" not in row]
             elif action is resume:
                 resumed.append(resumed_again(store))

@@ -76,9 +76,8 @@ def test_an_owner_in_another_place_must_be_taken_over(store, fill, host, replace
 def test_a_process_id_given_out_again_is_not_the_owner(store, fill):
     run_id = fill.run(store).record.run_id
     started = store.runs()[0].owner.started.partition("@")[2]
-    _pretend(
-        store, owner_pid=os.getppid(), owner_started=f"1@{started}"
-    )  # lives, but started at another time
+    # Lives, but started at another time
+    _pretend(store, owner_pid=os.getppid(), owner_started=f"1@{started}")
     store.claim_run(run_id, wait_s=0)
 
 

@@ -109,7 +109,6 @@ def test_the_views_hold_the_columns_that_the_documents_name(store):
     for view, key, columns in documented:
         found = {column["name"] for column in inspector.get_columns(view)}
         named = {name for name in f"{key}, {columns}".split(", ") if name.isidentifier()}
-        assert named < found if view in ("runs", "steps") else named == found, (
-            view
-        )  # of these two it names some
+        # Of these two it names some
+        assert named < found if view in ("runs", "steps") else named == found, view
         assert "writer_token" not in found

@@ -34,9 +34,8 @@ def test_answers_are_right_integers_without_leading_zero_and_never_the_question(
         question, label = row["input"].removesuffix("="), row["label"]
         assert label == recomputed(question) == canonical(read(label)) == str(int(label))
         assert 2 <= len(label) <= 7
-        assert (
-            question.startswith("s") or label != label[::-1]
-        )  # else a copy of "9-4" would be right
+        # Else a copy of "9-4" would be right
+        assert question.startswith("s") or label != label[::-1]
 
 
 def test_prompts_differ_within_a_split_and_between_splits_whatever_the_seeds():

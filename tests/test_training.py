@@ -210,9 +210,8 @@ def test_adapters_are_trained_merged_for_vllm_and_saved_as_a_plain_model(lane, t
     assert result.error is None, result.output[-4000:]
     check_posteriors(tmp_path, steps=4)
     differences = logged(tmp_path / "runs/lora/tensorboard/lora")["train/vllm/log_prob_difference"]
-    assert (
-        len(differences) == 4 and max(differences.values()) < 1e-5
-    )  # float32: a rounding apart at every step
+    # float32: a rounding apart at every step
+    assert len(differences) == 4 and max(differences.values()) < 1e-5
     base, saved, best = (
         safetensors.torch.load_file(folder / "model.safetensors")
         for folder in (
@@ -258,9 +257,8 @@ def test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(l
 
 
 def test_posteriors_in_postgresql_and_no_password_anywhere(lane, new_url, tmp_path):
-    url = new_url("postgresql").replace(
-        "postgres:@", "postgres:hunter2@"
-    )  # the server asks for none
+    # The server asks for none
+    url = new_url("postgresql").replace("postgres:@", "postgres:hunter2@")
     assert "hunter2" in url
     flags = [
         "--estimator",

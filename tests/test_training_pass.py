@@ -141,9 +141,8 @@ def test_a_prompt_and_equal_rows_are_computed_once(
     assert computed == [(7, 9), (1, 6 + 16 + 2) if in_one else (3, 3 + 8)]
     torch.testing.assert_close(found[1], found[0], rtol=rounding, atol=rounding)
 
-    actor.rows = (
-        torch.arange(7) != 1
-    )  # of two equal rows the first is left out; the other must be computed
+    # Of two equal rows the first is left out; the other must be computed
+    actor.rows = torch.arange(7) != 1
     with torch.compiler.set_stance("force_eager"):
         log_probs = actor(tokens, actions, there)
     torch.testing.assert_close(

@@ -205,9 +205,8 @@ def test_a_run_is_what_ones_own_loop_makes_of_its_rewards(
         expected = loop.observe(rows_of_step, rewards, rewards, form, extras).advantages
         np.testing.assert_allclose(batch["ours"], expected, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(batch["logged"], batch["ours"], rtol=1e-6)
-        assert (
-            rollouts > 1 or not batch["theirs"].any()
-        )  # the group's own mean is the reward itself
+        # The group's own mean is the reward itself
+        assert rollouts > 1 or not batch["theirs"].any()
     loop.posteriors.close()
     assert len(watched) == 5 and history(tmp_path) == history(other)
     assert not ours or len({inclusion for *_, inclusion in history(tmp_path)}) > 1  # not even

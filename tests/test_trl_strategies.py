@@ -463,9 +463,8 @@ def test_replayed_rows_are_the_best_of_a_prompts_last_rollouts_with_their_own_lo
             torch.testing.assert_close(values, theirs, rtol=0, atol=0)
         rewards = [reward for _, _, reward, _ in expected]
         advantages = output["advantages"][OWN:].tolist()
-        for place in range(
-            0, len(rewards), 2
-        ):  # two rollouts a prompt: both the same, or one right
+        # Two rollouts a prompt: both the same, or one right
+        for place in range(0, len(rewards), 2):
             half = 0.5**0.5 * (rewards[place] - rewards[place + 1])
             assert advantages[place : place + 2] == pytest.approx([half, -half], abs=1e-5)
         for rollout, values in zip(call, log_probs[:OWN], strict=True):

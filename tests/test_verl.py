@@ -349,9 +349,8 @@ def test_padding_is_not_a_rollout(queue, tmp_path):
     )
     batch.reorder([3, 0, 2, 1])  # as _balance_batch does
     entropy = TensorDict({"entropy": torch.zeros(4)}, batch_size=4)
-    batch = tq.kv_batch_put(
-        keys=batch.keys, partition_id="train", fields=entropy
-    )  # as _compute_old_log_prob does
+    # As _compute_old_log_prob does
+    batch = tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=entropy)
     advantages = advantages_of(trainer(posterior_config(tmp_path, CENTERED)), batch)
     assert advantages == pytest.approx([0, 2 / 3, -1 / 3, -1 / 3])
     assert query(tmp_path, "SELECT rollouts, successes FROM posterior_history") == [(3, 1.0)]
@@ -631,9 +630,8 @@ def test_a_strategy_fills_the_batches(queue, tmp_path, strategy):
         assert {rollouts for _, rollouts in asked} == {2} and (TEXTS[1], 2) in asked
     observed = query(tmp_path, "SELECT sum(generated), sum(trained) FROM steps")
     assert observed[0][0] >= sum(rollouts for _, rollouts in asked) and observed[0][1] == 24
-    assert (
-        set((tq.kv_list() or {}).get("train", {})) == before
-    )  # what the strategy has set aside is gone too
+    # What the strategy has set aside is gone too
+    assert set((tq.kv_list() or {}).get("train", {})) == before
 
 
 def test_chosen_prompts_are_probed_and_probes_train_nothing(queue, tmp_path):

@@ -151,9 +151,8 @@ def test_sampling_values_become_vllms_parameters(given, limits):
     engine = Engine()
     groups(SingleTurnAgentExecutor(), engine.generate, 2, max_tokens=given)
     asked = [params for _, params in engine.asked]
-    assert [
-        params.max_tokens for params in asked
-    ] == limits  # without one: what the prompt leaves of 32 tokens
+    # Without one: what the prompt leaves of 32 tokens
+    assert [params.max_tokens for params in asked] == limits
     assert {
         (params.n, params.temperature, params.top_p, params.min_tokens) for params in asked
     } == {(2, 0.5, 0.9, 1)}

@@ -44,9 +44,8 @@ def test_curves_of_four_steps_a_point(store, fill):
     fill.step(run, 5, ids, [1], usage=fill.usage(ids, [1], trained=0, informative=0))
     for step, loss in ((1, 1.0), (2, 2.0), (3, 4.0)):
         run.record_metrics(step, {"loss": loss, "kl": float("nan")})
-    with store.database.transaction(
-        write=True
-    ) as connection:  # steps 1 to 4 ended half an hour before the last
+    # Steps 1 to 4 ended half an hour before the last
+    with store.database.transaction(write=True) as connection:
         connection.exec_driver_sql(
             "UPDATE dbb_step SET created_at = '2026-01-01T08:00:00.000Z' WHERE step < 5"
         )

@@ -20,9 +20,8 @@ STEP = "Number(document.documentElement.dataset.step)"
 
 def texts(browser, selector):
     found = browser.page.locator(selector).all_text_contents()
-    return [
-        each.replace("\u00a0", " ").strip() for each in found
-    ]  # which keeps a number and its unit together
+    # Which keeps a number and its unit together
+    return [each.replace("\u00a0", " ").strip() for each in found]
 
 
 def text(browser, selector):
@@ -97,9 +96,8 @@ def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(
         assert texts(browser, "#tabs [aria-current=page]") == [
             text(browser, f"#tabs a[data-view={view}]")
         ]
-        assert (
-            browser("document.documentElement.scrollWidth") <= width
-        )  # nothing sticks out of a phone
+        # Nothing sticks out of a phone
+        assert browser("document.documentElement.scrollWidth") <= width
         assert browser('document.querySelectorAll("script").length') == 2 and not texts(
             browser, "main img"
         )

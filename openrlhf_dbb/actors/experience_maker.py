@@ -133,9 +133,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             experience.rewards = experience.rewards.to(
                 torch.promote_types(experience.rewards.dtype, torch.float32)
             )
-        scores_R = np.array(
-            scores(experiences)
-        )  # a copy: without a score it is the reward, which a penalty changes
+        # A copy: without a score it is the reward, which a penalty changes
+        scores_R = np.array(scores(experiences))
         apply_length_penalties(experiences, self.args)
         rewards_R = torch.cat([experience.rewards for experience in experiences]).double().numpy()
         return np.where(np.isnan(scores_R), np.nan, rewards_R), scores_R

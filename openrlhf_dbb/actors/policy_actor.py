@@ -153,9 +153,8 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         """
         trainer = self.trainer
         args = self.strategy.args
-        if (
-            args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1
-        ):  # both are refused with LoRA
+        # Both are refused with LoRA
+        if args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1:
             super().broadcast_to_vllm()
             return
         trained = {}

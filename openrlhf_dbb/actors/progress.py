@@ -45,9 +45,8 @@ class Progress:
     phase: str = "starting"
     size: int = 0  # rollouts of the phase; 0 if they are not counted
     since: float = field(default_factory=time.monotonic)  # the phase began
-    ends: list[float] = field(
-        default_factory=list
-    )  # of the steps of this start; the first is their beginning
+    # Of the steps of this start; the first is their beginning
+    ends: list[float] = field(default_factory=list)
     reward: float | None = None  # mean of the last step
     zero_variance: float | None = None  # share of the last step's groups; None at N = 1
     accuracy: dict[int, float] = field(default_factory=dict)  # held-out, by step

@@ -50,9 +50,8 @@ class LogProbs(torch.autograd.Function):
             total[rows] = largest + log_sums
         ctx.save_for_backward(logits, tokens, total, entropy)
         ctx.temperature = temperature
-        ctx.set_materialize_grads(
-            False
-        )  # an entropy that is only logged takes no part in the backward pass
+        # An entropy that is only logged takes no part in the backward pass
+        ctx.set_materialize_grads(False)
         return log_probs[:, 0], entropy[:, 0]
 
     @staticmethod
@@ -225,9 +224,8 @@ class StepLoss(torch.nn.Module):
         self.loss = loss
         self.length = length
         self.rows: torch.Tensor | None = None  # (B,) bool, the rows that were computed; None: all
-        self.differences: list[
-            torch.Tensor
-        ] = []  # of the policy's log-probs and vLLM's, where there are both
+        # Of the policy's log-probs and vLLM's, where there are both
+        self.differences: list[torch.Tensor] = []
 
     def forward(
         self, log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *args: Any, **info: Any

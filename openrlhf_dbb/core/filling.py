@@ -492,9 +492,8 @@ class Filler(Generic[PromptT, RolloutT]):
         over = self._pass is None
         waiting = sum(len(group.rollouts) for group in self._kept)
         place = {"place": self._drawn}
-        if (
-            self._predictive is None
-        ):  # a finished pass would be served again as a whole after a resume
+        # A finished pass would be served again as a whole after a resume
+        if self._predictive is None:
             place = self._prompts.after_pass() if over else self._prompts.place()
         return {
             "generated": self.generated - waiting,

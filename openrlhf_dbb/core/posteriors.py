@@ -40,9 +40,8 @@ class _Update:
     """What a step changes. Nothing has changed before it is taken over."""
 
     state: State  # after the step
-    predicted: (
-        tuple[Floats, Floats] | None
-    )  # alpha, beta of every prompt before the step, if the estimator has them
+    # Alpha, beta of every prompt before the step, if the estimator has them
+    predicted: tuple[Floats, Floats] | None
     estimate: estimators.Estimate  # of the step's V prompts
     rows: storage.StepRows  # which store the change
 
@@ -92,9 +91,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         # A slow or distant database must not hold up the training.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
-        self._state_lock = (
-            threading.Lock()
-        )  # generation ahead of the training reads the state in another thread
+        # Generation ahead of the training reads the state in another thread
+        self._state_lock = threading.Lock()
         self._state: State = {}
         self._load()
 
@@ -183,9 +181,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 config=_stored_config(config),
                 method=method,
             )
-            undo.callback(
-                opened.delete_run, run.record
-            )  # a later resume must not find a run that never began
+            # A later resume must not find a run that never began
+            undo.callback(opened.delete_run, run.record)
             ids = opened.register_prompts(prompts, labels)
             started = None
             if source_run is not None:

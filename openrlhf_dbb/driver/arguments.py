@@ -191,9 +191,8 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     parser = build_parser(argv)
     run = Values(vars(parser.parse_args([])), {})
     for action in parser._actions:
-        action.default = (
-            argparse.SUPPRESS
-        )  # the namespace then holds the flags that the command line names
+        # The namespace then holds the flags that the command line names
+        action.default = argparse.SUPPRESS
     given = vars(parser.parse_args(argv))
     if not cpu.active():
         cuda.check_machine()

@@ -51,9 +51,8 @@ _BESIDE = 4e9
 _GATHERED = 2e9
 _USABLE = 0.95  # of a GPU's memory: torch's allocator leaves holes
 _BUSY = 8192  # tokens of a micro-batch, which keep a GPU busy
-_PINNED = (
-    4 / 3
-)  # bytes that a sleeping engine pins for each byte of its weights: torch rounds blocks up
+# Bytes that a sleeping engine pins for each byte of its weights: torch rounds blocks up
+_PINNED = 4 / 3
 _HOST_PROCESS = 4e9  # bytes of main memory: a process of an engine or of the policy with CUDA, with its share of Ray
 RECOMPUTES = "actor.gradient_checkpointing_enable"
 

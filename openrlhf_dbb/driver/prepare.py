@@ -185,9 +185,8 @@ def read_model(settings: Settings) -> tuple[Any, Any]:
         _refuse_code(args)
         config = AutoConfig.from_pretrained(name, trust_remote_code=args.trust_remote_code)
         is_fast = not args.data.disable_fast_tokenizer
-        tokenizer = get_tokenizer(
-            name, None, "left", None, use_fast=is_fast
-        )  # as OpenRLHF's trainer makes it
+        # As OpenRLHF's trainer makes it
+        tokenizer = get_tokenizer(name, None, "left", None, use_fast=is_fast)
     except (OSError, ValueError) as error:
         raise _cannot_be_loaded(f"--{MODEL_FLAG} {name}", error) from error
     return config, tokenizer

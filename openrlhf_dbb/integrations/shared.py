@@ -56,9 +56,8 @@ Generate = Callable[[Sequence[RowRequest]], Sequence[RowAnswer]]
 
 def check_release(distribution: str) -> None:
     """Refuse a release of a trainer that its integration was not written for."""
-    from packaging.specifiers import (
-        SpecifierSet,
-    )  # the command import uses this module without the extras
+    # The command import uses this module without the extras
+    from packaging.specifiers import SpecifierSet
 
     allowed, installed = ALLOWED[distribution], importlib.metadata.version(distribution)
     if installed not in SpecifierSet(allowed):

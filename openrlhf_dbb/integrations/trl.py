@@ -67,9 +67,8 @@ class _Hooks(GRPOTrainer):
         prefix = args[2] if len(args) > 2 else options.get("metric_key_prefix", "eval")
         samples = self._dbb.samples
         self._dbb.samples = {}
-        if (
-            samples
-        ):  # with several data sets, TRL calls this method for each of them inside the outer call
+        # With several data sets, TRL calls this method for each of them inside the outer call
+        if samples:
             store = self._dbb.record_held_out
             self._dbb.attempt("storing an evaluation", on_first, lambda: store(prefix, samples))
         return metrics

@@ -266,9 +266,8 @@ class Memory:
     def record_log(self, logs: dict[str, float]) -> None:
         """Store numbers, on the first process alone: users may call ``log`` there alone."""
         step = self.run.step
-        if (
-            self._logged[0] != step
-        ):  # else another optimizer step on the same rollouts, or the summary at the end
+        # Else another optimizer step on the same rollouts, or the summary at the end
+        if self._logged[0] != step:
             batches = self.trainer.args.steps_per_generation * self.trainer.num_iterations
             optimizer_steps = batches / self.trainer.args.gradient_accumulation_steps
             planned = math.ceil(self.trainer.state.max_steps / optimizer_steps)
@@ -307,9 +306,8 @@ class Memory:
 
         def mine() -> list[Response]:
             _, ids_B, completions_B = self.just_scored()
-            trained_B = (
-                output["completion_mask"].any(dim=1).tolist()
-            )  # TRL may have masked a response
+            # TRL may have masked a response
+            trained_B = output["completion_mask"].any(dim=1).tolist()
             advantages_B = output["advantages"].tolist()
             texts_B = [response_text(completion) for completion in completions_B]
             rows_B = zip(inputs, ids_B, trained_B, advantages_B, texts_B, strict=True)

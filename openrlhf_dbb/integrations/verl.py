@@ -62,41 +62,47 @@ def read(config: DictConfig) -> Settings:
     )
     trains = not config.trainer.get("val_only", False)
     settings.check(VERL, VERL_NAMES, config.actor_rollout_ref.rollout.n if trains else None)
+    _check_whole_batches(config, settings)
+    _check_dropped_groups(config)
+    return settings
+
+
+def _filters(config: DictConfig) -> bool:
+    filtering = config.algorithm.get("filter_groups")
+    return filtering is not None and bool(filtering.get("enable", False))
+
+
+def _check_whole_batches(config: DictConfig, settings: Settings) -> None:
+    """Refuse what needs whole batches where verl makes up for groups, or scores them later."""
     _, strategy = settings.built
-    filtering, sampler = config.algorithm.get("filter_groups"), config.trainer.v1.sampler
-    filters = filtering is not None and filtering.get("enable", False)
-    # A group that verl asks for later would be drawn by a belief that has not seen its batch.
-    replaces = (
-        filters
-        or sampler.get("sync_refill_failed_groups")
-        or config.trainer.v1.trainer_mode != "sync"
-    )
+    is_sync = config.trainer.v1.trainer_mode == "sync"
+    refills = config.trainer.v1.sampler.get("sync_refill_failed_groups")
+    # A group that verl asks for later would be drawn by a memory that has not seen its batch.
+    replaces = _filters(config) or refills or not is_sync
+    way = "use trainer.v1.trainer_mode=sync without algorithm.filter_groups, sync_refill_failed_groups and"
     if strategy.draws and (replaces or config.data.get("gen_batch_size")):
-        raise ValueError(
-            f"strategy {settings.strategy!r} draws whole batches: use trainer.v1.trainer_mode=sync without "
-            "algorithm.filter_groups, sync_refill_failed_groups and data.gen_batch_size"
-        )
+        problem = f"strategy {settings.strategy!r} draws whole batches"
+        raise ValueError(f"{problem}: {way} data.gen_batch_size")
     model = config.reward.reward_model
-    if settings.probe_fraction and (replaces or (model.enable and not model.enable_resource_pool)):
-        raise ValueError(
-            "probe_fraction needs whole batches whose rewards come with them: use trainer.v1.trainer_mode=sync without "
-            "algorithm.filter_groups, sync_refill_failed_groups and a reward model in the trainer's own resource pool"
-        )
-    if Capability.GENERATE_MORE in strategy.needs and (
-        replaces or (model.enable and not model.enable_resource_pool)
-    ):
-        raise ValueError(
-            f"strategy {settings.strategy!r} fills whole batches and judges their rewards: use "
-            "trainer.v1.trainer_mode=sync without algorithm.filter_groups, sync_refill_failed_groups and a reward "
-            "model in the trainer's own resource pool"
-        )
-    custom = sampler.get("custom_sampler")
-    if filters and custom is not None and custom.get("path"):
+    if not replaces and (not model.enable or model.enable_resource_pool):
+        return
+    way = f"{way} a reward model in the trainer's own resource pool"
+    if settings.probe_fraction:
+        problem = "probe_fraction needs whole batches whose rewards come with them"
+        raise ValueError(f"{problem}: {way}")
+    if Capability.GENERATE_MORE in strategy.needs:
+        problem = f"strategy {settings.strategy!r} fills whole batches and judges their rewards"
+        raise ValueError(f"{problem}: {way}")
+
+
+def _check_dropped_groups(config: DictConfig) -> None:
+    """Refuse a sampler of somebody else that drops groups which the posteriors never see."""
+    custom = config.trainer.v1.sampler.get("custom_sampler")
+    if _filters(config) and custom is not None and custom.get("path"):
         problem = f"trainer.v1.sampler.custom_sampler.path={custom.path} drops groups"
         raise ValueError(
             f"{problem} that posteriors cannot observe; use algorithm.filter_groups.enable=False"
         )
-    return settings
 
 
 def with_sources(settings: Settings, dataset: Any) -> Settings:
@@ -116,9 +122,7 @@ class Batch:
     keys_S: list[Key]  # prompt and label of each rollout, as in the data set
     scores_S: Floats  # values of the reward function without any KL penalty; NaN where missing
     tokens_S: Positions  # generated tokens of all trajectories
-    reads_S: list[
-        str | None
-    ]  # what the verifier read, where the reward function returns it as "read"
+    reads_S: list[str | None]  # what the verifier read, where the reward function returns "read"
     responses: list[torch.Tensor]  # token ids of each rollout's last trajectory
 
     @classmethod
@@ -266,9 +270,8 @@ class WithPosteriors(PPOTrainer):
             else:
                 batch, metrics = sample(*args, **options)
             if batch.partition_id == "val" and self.posteriors is not None:
-                self._validated.append(
-                    Batch.read(batch, scored=False)
-                )  # a reward model may score it later
+                # A reward model may score it later
+                self._validated.append(Batch.read(batch, scored=False))
             elif self._probed:
                 self._probes = self._probe(batch)
             return batch, metrics
@@ -387,9 +390,8 @@ class WithPosteriors(PPOTrainer):
     ) -> Floats:
         """Observe a step and what verl has dropped; add metrics; return the advantages (R,), 0 for padding."""
         assert self.posteriors is not None and self._settings is not None
-        has_tokens_R = (
-            mask_R_T.any(dim=-1).cpu().numpy()
-        )  # rollout correction may have masked a whole response
+        # Rollout correction may have masked a whole response
+        has_tokens_R = mask_R_T.any(dim=-1).cpu().numpy()
         trained_S = np.zeros(len(rollouts.last_S), dtype=np.bool_)
         trained_S[rollouts.rollout_R[has_tokens_R & (rollouts.rollout_R >= 0)]] = True
 
@@ -456,9 +458,10 @@ class WithPosteriors(PPOTrainer):
 
     def _save_checkpoint(self) -> None:
         if self.posteriors is not None:
+            # verl's name
             folder = (
                 Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-            )  # verl's name
+            )
             self._steps.save(folder)
         super()._save_checkpoint()
 
@@ -509,9 +512,8 @@ class WithPosteriors(PPOTrainer):
         )
         chosen = probed_prompts(dict.fromkeys(keys), settings.probe_fraction, data.get("seed") or 0)
         self._probed = {key: keys.index(key) for key in chosen}
-        if (
-            strategy.draws and not self._fills
-        ):  # in place of verl's data loader, when verl asks for the next batch
+        # In place of verl's data loader, when verl asks for the next batch
+        if strategy.draws and not self._fills:
             rows, batches = self.train_dataset, iter(self._steps.draw, None)
             self.train_dataloader_it = (
                 collate_fn([rows[row] for row in drawn]) for drawn in batches
@@ -527,9 +529,8 @@ class WithPosteriors(PPOTrainer):
             return None
         if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
             return Path(trainer.resume_from_path)
-        return (
-            Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        )  # as verl names it
+        # As verl names it
+        return Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
 
 TRAINERS = {  # our subclasses of verl's trainers, by trainer.v1.trainer_mode

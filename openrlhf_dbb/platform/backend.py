@@ -180,9 +180,8 @@ class CpuBackend(Backend):
         torch.cuda.current_stream = lambda: None
         # NCCL's communicator disables itself without a GPU, and every weight broadcast would do nothing in silence.
         upstream.replace(ppo_actor, "stateless_init_process_group", GlooCommunicator)
-        upstream.replace(
-            utils, "convert_to_torch_dtype", torch_dtype
-        )  # looked up when a model is loaded
+        # Looked up when a model is loaded
+        upstream.replace(utils, "convert_to_torch_dtype", torch_dtype)
         # DeepSpeed would compile the shared-memory op now, which takes a minute and 8 GiB.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         super().setup_distributed(timeout)

@@ -87,15 +87,12 @@ def prepare_driver() -> None:
     if machine.ray_cluster() is None:
         # Ray then binds every socket to 127.0.0.1: a laptop is not a cluster.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    os.environ.setdefault(
-        "DS_ACCELERATOR", "cpu"
-    )  # otherwise DeepSpeed searches for one and prints two warnings
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # Ray's future default; silences its warning
-    os.environ.setdefault(
-        "RAY_worker_niceness", "0"
-    )  # Ray's 15 loses to every other process of the machine
+    # Otherwise DeepSpeed searches for one and prints two warnings
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # Ray's future default; silences its warning
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's 15 loses to every other process of the machine
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # The deepspeed launcher sets it to "0" on CPU; ray.init would refuse more than one logical GPU.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     machine.add_shims()
@@ -105,9 +102,8 @@ def worker_environment() -> dict[str, str]:
     """Return the environment variables of every Ray worker, and so of the vLLM engines."""
     return {
         # More OpenMP threads spin against each other: 2 threads were slower than 1 on two cores.
-        "OMP_NUM_THREADS": os.environ.get(
-            "OMP_NUM_THREADS", "1"
-        ),  # driver/fit.py sets others for larger models
+        # driver/fit.py sets others for larger models
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         # A thread that spins at a barrier takes the core from the thread that it waits for. Beside another busy process
         # a training step would take many times as long. Alone, a step takes a tenth longer with this limit.
         "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "5000"),

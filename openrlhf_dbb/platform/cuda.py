@@ -16,9 +16,8 @@ PADDED = "micro-batch size x --data.max_len"
 
 FLASH = "flash_attention_2"
 TORCH = "sdpa"
-_KERNELS = range(
-    8, 10
-)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
+# Major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
+_KERNELS = range(8, 10)
 
 BLOCK = 64  # tokens; vLLM's caches of keys and values on GPUs have blocks of at most so many
 

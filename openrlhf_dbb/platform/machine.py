@@ -145,9 +145,8 @@ def ray_cluster() -> str | None:
     address = os.environ.get("RAY_ADDRESS")
     if address:
         return None if address == ALONE else address
-    folder = (
-        os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    )  # where Ray itself looks
+    # Where Ray itself looks
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     noted = Path(folder) / "ray" / "ray_current_cluster"
     return noted.read_text().strip() or None if noted.is_file() else None
 
@@ -167,9 +166,8 @@ def use_rays_interface() -> None:
 
 
 if __name__ == "__main__":
-    faults = (
-        [no_gpus(look(), sys.argv[1])] if look().gpus else []
-    )  # an image is built on a host without one
+    # An image is built on a host without one
+    faults = [no_gpus(look(), sys.argv[1])] if look().gpus else []
     missing = [line for line in [*faults, *lacks()] if line]
     print("\n".join(missing))
     sys.exit(bool(missing))

@@ -98,9 +98,8 @@ def init(**options: Any) -> None:
             node.Node = _small_node(rays_node, logs=options.get("log_to_driver", True))
             ray.init(**options)
             return
-        except (
-            Exception
-        ) as error:  # of any class: Ray raises a bare Exception where a start takes too long
+        # Of any class: Ray raises a bare Exception where a start takes too long
+        except Exception as error:
             ray.shutdown()
             if not left:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -124,9 +124,8 @@ def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[
 class Receiver:
     """Receives buckets in vLLM's worker: by a broadcast, or from the policy's memory on the same GPU."""
 
-    _known: frozenset[str] = (
-        frozenset()
-    )  # parameters of the policy that vLLM's model has loaded once
+    # Parameters of the policy that vLLM's model has loaded once
+    _known: frozenset[str] = frozenset()
 
     def receive_weights(self, bucket: Sequence[Sequence[Any]], handles: Any = None) -> None:
         """Receive a bucket, the values of each :class:`Parameter`, and load it into the model.

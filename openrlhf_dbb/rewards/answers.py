@@ -368,9 +368,8 @@ def _values(
 def _numbers(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
     places = []
     for found in _MATHS.finditer(text, begin, end):
-        value = (
-            read(found[0], label) if re.match("[A-Za-z]", text[found.end() :]) is None else None
-        )  # 5th
+        # 5th
+        value = read(found[0], label) if re.match("[A-Za-z]", text[found.end() :]) is None else None
         if value is not None and isinstance(inner(value), Number):
             places.append((*found.span(), value))
     return places

@@ -77,9 +77,8 @@ def judge(
 def _verdict(right: values.Value, answer: values.Value, question: str) -> bool | None:
     verdict = values.equal(right, answer, _ask)
     if verdict is False and isinstance(answer, values.Number) and _PERCENT.search(question or "%"):
-        return values.equal(
-            right, replace(answer, is_percent=False), _ask
-        )  # "What percentage ...?" 28 %
+        # "What percentage ...?" 28 %
+        return values.equal(right, replace(answer, is_percent=False), _ask)
     return verdict
 
 

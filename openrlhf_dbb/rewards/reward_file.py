@@ -177,9 +177,8 @@ def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the file prints
-    with ThreadPoolExecutor(
-        1
-    ) as thread:  # OpenRLHF calls reward functions in threads, where no signal can be handled
+    # OpenRLHF calls reward functions in threads, where no signal can be handled
+    with ThreadPoolExecutor(1) as thread:
         serve(
             float(sys.argv[1]),
             "json",

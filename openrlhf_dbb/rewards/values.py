@@ -25,9 +25,8 @@ LONGEST = 4000  # characters; Python reads no number of more than 4,300 digits
 TOLERANCE = Fraction(1, 10**6)  # relative; of decimals alone
 MOST_ITEMS = 50
 LARGEST_EXPONENT = 1000
-Ask = Callable[
-    [str, str], bool | None
-]  # says of two formulas whether they are equal; None if it cannot tell
+# Says of two formulas whether they are equal; None if it cannot tell
+Ask = Callable[[str, str], bool | None]
 Unit = tuple[str, Fraction]  # the base unit with its power, as m^2, and the factor to it
 
 _COMMA = rf"[,;]|{UPRIGHT}?\b(?:and|or)\b"
@@ -42,16 +41,13 @@ _BARE_WORD = (  # letters that are a word and no product of variables
 _WORD = re.compile(rf"{UPRIGHT}{_LETTERS}|{_BARE_WORD}")
 _NAMED = re.compile(rf"{_WORD.pattern}|(?<![\\{UPRIGHT}])\b[A-Z]+\b")  # Quadrant I
 _VARIABLE = re.compile(rf"(?<![\\{UPRIGHT}])(?<![^\W\d_]){_LETTERS}")
-_START = re.compile(
-    rf"(?<![\\A-Za-z{UPRIGHT}])(?:{UPRIGHT}|[A-Za-z]{{2}})"
-)  # of words that may follow a formula
-_PROSE = re.compile(
-    rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])"
-)  # ``def`` in a fraction is a product
+# Of words that may follow a formula
+_START = re.compile(rf"(?<![\\A-Za-z{UPRIGHT}])(?:{UPRIGHT}|[A-Za-z]{{2}})")
+# ``def`` in a fraction is a product
+_PROSE = re.compile(rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])")
 _PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
-_REMARK = re.compile(
-    rf"(?<=[\d}}%]) ?\(([A-Za-z{UPRIGHT}][A-Za-z{UPRIGHT}' ,.&-]*)\)$"
-)  # 9 (apples)
+# 9 (apples)
+_REMARK = re.compile(rf"(?<=[\d}}%]) ?\(([A-Za-z{UPRIGHT}][A-Za-z{UPRIGHT}' ,.&-]*)\)$")
 _NO_UNIT = re.compile(
     rf"{UPRIGHT}?\b(?:is|are|was|were|not|or|and|than|if|to|from|at|but|mod|plus|minus|times|over|by|no|wrong|false)\b"
 )
@@ -71,9 +67,8 @@ _NAME = re.compile(
 )
 _INFINITE = re.compile(rf"\+?(-?) ?(?:\\infty|{UPRIGHT}?(?:infinity|infinite))")
 _BRACKETS = re.compile(r"(\\?\{|[(\[])(.*?)(\\\}|[)\]}])", re.DOTALL)
-_APPROXIMATION = re.compile(
-    r"(.*\S) ?(?:\\approx|=) ?(-?\d*\.\d+)\D*"
-)  # \frac{27}{35} \approx 0.771
+# \frac{27}{35} \approx 0.771
+_APPROXIMATION = re.compile(r"(.*\S) ?(?:\\approx|=) ?(-?\d*\.\d+)\D*")
 
 UNITS = {
     name: (base, Fraction(factor))
@@ -446,9 +441,8 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
     if not any(isinstance(value, Formula) and value.is_relation for value in (label, answer)):
         label = inner(label)
         answer = inner(answer)
-    if (
-        isinstance(label, Formula) and isinstance(answer, Number) and answer.unit
-    ):  # 5m, and 5 metres
+    # 5m, and 5 metres
+    if isinstance(label, Formula) and isinstance(answer, Number) and answer.unit:
         label = _number(label.text, True) or label
     return _same_value(label, answer, ask)
 
@@ -492,9 +486,8 @@ def _is_relation(value: Value) -> bool:
 
 
 def _same_number(label: Number, answer: Number) -> bool:
-    if (
-        answer.is_reducible and not label.is_reducible and label.value.denominator == 1
-    ):  # a calculation
+    # A calculation
+    if answer.is_reducible and not label.is_reducible and label.value.denominator == 1:
         return False
     return any(_is_near(label, answer, given) for given in _readings(label, answer))
 

@@ -94,9 +94,8 @@ class VerifierPool:
         process = self._idle.get()
         reply = None
         try:
-            if (
-                process is None or process.poll() is not None
-            ):  # it may have been killed while it was idle
+            # It may have been killed while it was idle
+            if process is None or process.poll() is not None:
                 process = self._start()
             limit_s = self._wall_factor * self.time_limit_s + GRACE_S
             reply = _exchange(process, json.dumps(request) + "\n", limit_s)
@@ -177,14 +176,12 @@ def _parse(text: str) -> Any:
         "extraction_config": [LatexExtractionConfig(normalization_config=form)],
         "extraction_mode": "first_match",
     }
-    text = re.sub(
-        "(?<=[A-Za-z])'+", lambda primes: f"_{{prime{len(primes[0])}}}", text
-    )  # it would drop them
+    # It would drop them
+    text = re.sub("(?<=[A-Za-z])'+", lambda primes: f"_{{prime{len(primes[0])}}}", text)
     boxed = text if r"\boxed" in text else rf"\boxed{{{text}}}"
     parsed = parse(boxed, **whole, parsing_timeout=None, raise_on_error=True)
-    if (
-        not parsed or isinstance(parsed[0], str) or parsed[0].has(zoo, nan)
-    ):  # it did not understand it
+    # It did not understand it
+    if not parsed or isinstance(parsed[0], str) or parsed[0].has(zoo, nan):
         raise ValueError(f"understood as {parsed}")
     # The derivative of a symbol would count as 0.
     return parsed[0].replace(
@@ -219,9 +216,8 @@ def _is_equal(right: Any, given: Any) -> bool:
         verdict = _is_same_constant(right.doit(), given.doit())
         if verdict is not None:
             return verdict
-    if isinstance(right, Eq) and isinstance(
-        given, Eq
-    ):  # Math-Verify may compare the right-hand sides alone
+    # Math-Verify may compare the right-hand sides alone
+    if isinstance(right, Eq) and isinstance(given, Eq):
         return _is_same_equation(right, given)
     options = {"timeout_seconds": None, "raise_on_error": True, "allow_set_relation_comp": True}
     return bool(verify(right, given, **options) or verify(given, right, **options))
@@ -283,9 +279,8 @@ def serve(
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         reply = reply_to(**json.loads(line))
-        if (
-            os.getpid() != serving
-        ):  # a child that the verifier has forked: a second reply would go to the next answer
+        # A child that the verifier has forked: a second reply would go to the next answer
+        if os.getpid() != serving:
             os._exit(0)
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(reply), file=replies, flush=True)

@@ -47,9 +47,8 @@ class BestModel:
     """Writes the best model of a run; ``run`` is its uuid."""
 
     def __init__(self, checkpoint_folder: Path, run: str) -> None:
-        beside = (
-            checkpoint_folder.name == "checkpoints"
-        )  # else several runs with folders like this would share one
+        # Else several runs with folders like this would share one
+        beside = checkpoint_folder.name == "checkpoints"
         self.link = (checkpoint_folder.parent if beside else checkpoint_folder) / NAME
         self.folder = self.link.with_name("best_models")
         self.run = run
@@ -135,9 +134,8 @@ class BestModel:
             raise RunError(
                 f"{self.link} is in the way of the link to the run's best model; move it elsewhere"
             )
-        checkpoints.remove(
-            self.link, FILE
-        )  # a folder in a copy of the run that has followed the link
+        # A folder in a copy of the run that has followed the link
+        checkpoints.remove(self.link, FILE)
 
     def _prune(self) -> None:
         """Delete all but the best model, and the best model up to the newest whole checkpoint."""

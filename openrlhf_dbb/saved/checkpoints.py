@@ -62,9 +62,8 @@ def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, i
     files = {}
     for path in sorted(paths):
         with path.open("rb") as file:
-            os.fsync(
-                file.fileno()
-            )  # the manifest must not be durable before the files that it lists
+            # The manifest must not be durable before the files that it lists
+            os.fsync(file.fileno())
             saved = {"bytes": os.fstat(file.fileno()).st_size, "digest": _digest(file)}
         files[str(path.relative_to(folder))] = saved
     write_json(ranks / MANIFEST, {"run": run, "step": step_of(tag), "files": files})
@@ -98,9 +97,8 @@ def wait_for(folder: Path, name: str, listings: Sequence[Mapping[str, int]]) -> 
     expected: dict[str, int] = {}
     for listing in listings:
         for path, size in listing.items():
-            expected[path] = max(
-                size, expected.get(path, 0)
-            )  # a host may see another's file before its end
+            # A host may see another's file before its end
+            expected[path] = max(size, expected.get(path, 0))
     deadline = time.monotonic() + SHARED_WAIT_S
     missing = _missing(folder, expected)
     while missing:
@@ -230,9 +228,8 @@ def _fault_of_file(path: Path, size: int, digest: str) -> str | None:
 
 
 def _size(path: Path) -> int | None:
-    return (
-        path.stat().st_size if os.path.isfile(path) else None
-    )  # False for any name, unlike path.is_file()
+    # False for any name, unlike path.is_file()
+    return path.stat().st_size if os.path.isfile(path) else None
 
 
 def _digest(file: BinaryIO) -> str:

@@ -20,9 +20,8 @@ def save(folder: Path, state: Mapping[str, Any]) -> dict[str, int]:
     Returns:
         The files of the checkpoint as this host sees them, as :func:`checkpoints.complete` takes them.
     """
-    folder.mkdir(
-        parents=True, exist_ok=True
-    )  # the manifest names the files that other hosts do not share
+    # The manifest names the files that other hosts do not share
+    folder.mkdir(parents=True, exist_ok=True)
     text = exact_json.dumps(dict(state), "the state of the generation")
     (folder / FILE).write_text(text, encoding="utf-8")
     return checkpoints.sizes(folder)

@@ -60,9 +60,8 @@ def test_a_test_over_strata_by_hand():
     # Each difference has variance deviation^2 (1/2 + 1/2), the mean of the two a half of that.
     assert (test.runs, test.mean) == ("2, 2 and 2, 2", pytest.approx(0.04))
     assert test.error == pytest.approx(0.01)
-    assert test.high - test.mean == pytest.approx(
-        2.7764 * 0.01, abs=1e-6
-    )  # the 97.5 % point of t, 4 degrees
+    # The 97.5 % point of t, 4 degrees
+    assert test.high - test.mean == pytest.approx(2.7764 * 0.01, abs=1e-6)
 
 
 def test_a_paired_test_by_hand():
@@ -95,9 +94,10 @@ def test_arms_of_one_model_are_compared_by_the_deviation_within_all_arms():
         0.1 - 2.7764 * test.error,
         (2.7764 + 0.9410) * test.error,
     )  # points of t: 97.5 %, 80 %
+    # T is 5.477
     assert (test.low, test.p, test.detectable) == pytest.approx(
         (low, 0.00541, detectable), rel=1e-3
-    )  # t is 5.477
+    )
 
 
 def test_holm_is_within_each_family_of_contrasts():

@@ -42,9 +42,8 @@ def test_every_test_names_runs_that_a_protocol_makes(name):
     for scale, plans in SCALES.items():
         planned = {(run.experiment, run.arm) for plan in plans for run in protocol.load(plan).runs}
         wanted = {key for test in claim.tests[scale] for key in claim.needs(test)}
-        assert (
-            wanted or scale == "smollm2"
-        ) and wanted <= planned  # not every claim is tested on SmolLM2
+        # Not every claim is tested on SmolLM2
+        assert (wanted or scale == "smollm2") and wanted <= planned
         assert all(bool(test.outcome) != (claim.kind in NO_OUTCOME) for test in claim.tests[scale])
         assert {(run.experiment, run.arm) for _, run in claim.runs(scale)} == wanted
 
@@ -74,9 +73,8 @@ def test_a_difference_to_another_experiment_in_words():
         "difference", Study.of(runs=pd.concat(both)), Test("n2", "accuracy", against="f")
     )
     assert (finding.n, finding.text) == (2, "+3.00 (-9.71 to +15.71) points")
-    assert float(finding.detectable) == pytest.approx(
-        12.706 + 1.376, abs=0.01
-    )  # t of 1 degree: 0.975 and 0.8
+    # T of 1 degree: 0.975 and 0.8
+    assert float(finding.detectable) == pytest.approx(12.706 + 1.376, abs=0.01)
 
 
 def test_runs_of_both_protocols_are_pooled():

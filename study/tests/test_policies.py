@@ -158,9 +158,8 @@ def test_prompts_are_drawn_by_the_exact_variance_of_the_present_policy():
         1 / 2, abs=0.01
     )
     with torch.no_grad():
-        policy.logits[0] = torch.tensor(
-            [0.0, -30.0, -30.0, 0.0]
-        )  # after 0: 0 or the end, p = 1/4; after 1: 1/16
+        # After 0: 0 or the end, p = 1/4; after 1: 1/16
+        policy.logits[0] = torch.tensor([0.0, -30.0, -30.0, 0.0])
     # p (1 - p) = 48/256 and 15/256: of the nine tenths that follow it, 48/63 are of the first half; half of the others.
     share = 0.9 * 48 / 63 + 0.1 / 2
     assert np.mean(np.concatenate([next(drawn) for _ in range(200)]) < 64) == pytest.approx(

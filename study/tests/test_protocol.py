@@ -107,9 +107,8 @@ def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_pat
         made = fill.run(store, first.name, config=config)
         fill.step(made, 1, fill.prompts(store, 2), (1, 0), 2)
         made.finish()
-    assert list(measure.evaluate([first, second], gpu, tmp_path)) == [
-        first.name
-    ]  # the second is not finished
+    # The second is not finished
+    assert list(measure.evaluate([first, second], gpu, tmp_path)) == [first.name]
     [[_, _, package, *argv]] = commands  # python -m
     parsed = build(["evaluate"]).parse_args(argv)
     assert (package, parsed.model, parsed.run) == ("openrlhf_dbb", f"runs/{first.name}", first.name)

@@ -76,9 +76,8 @@ def test_measures_by_hand():
     assert measured.visits == pytest.approx((0 + 0.16 + 0.04 + 0.04) / 4)
     # at the ends of the passes, of the update that follows: 0.7, 0.3, then 0.95, 0.2
     assert measured.forecasts == pytest.approx((0.04 + 0.04 + 0.2025 + 0.09) / 4)
-    assert measured.spread == pytest.approx(
-        4 / 6 / (0.21 + 0.21 + 0.0475 + 0.16)
-    )  # E[p (1 - p)] of Beta(1, 1): 1/6
+    # E[p (1 - p)] of Beta(1, 1): 1/6
+    assert measured.spread == pytest.approx(4 / 6 / (0.21 + 0.21 + 0.0475 + 0.16))
     assert measured.coverage == 0.75  # 0.95 is outside [0.1, 0.9]
     assert measured.log_score == pytest.approx(np.log(1 / 3))  # of 2 rollouts, each S has 1/3
     measured = measure(parse("point"), hand_made())  # which forecasts nothing

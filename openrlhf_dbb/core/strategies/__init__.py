@@ -72,9 +72,8 @@ class Sampler:
     groups for a batch are to be trained on. If the strategy ``draws``, a pass is as many draws as there are prompts.
     """
 
-    kept: ClassVar[
-        tuple[str, ...]
-    ] = ()  # names of the attributes that change; every checkpoint holds them
+    # Names of the attributes that change; every checkpoint holds them
+    kept: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, facts: RunFacts) -> None:
         self.facts = facts
@@ -158,9 +157,8 @@ class RolloutStrategy:
         needs = set()
         if self.draws:
             needs.add(Capability.DRAW)
-        if (
-            self.needs_scores or self.needs_budget
-        ):  # rejected groups, and skipped prompts, are made up for
+        # Rejected groups, and skipped prompts, are made up for
+        if self.needs_scores or self.needs_budget:
             needs.add(Capability.GENERATE_MORE)
         return frozenset(needs)
 
