@@ -4,18 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from test_trl import (
-    ROLLOUTS,
-    GRPOTrainer,
-    Reward,
-    arguments,
-    prompts,
-    remember,
-    trainer,
-)
+import test_trl
+from test_trl import ROLLOUTS, GRPOTrainer, Reward, arguments, prompts, remember, trainer
 from trainings import check_questions, in_ones_own_loop, rows
 
 from openrlhf_dbb import estimators
+
+model = test_trl.model  # fixtures
+watched = test_trl.watched
 
 
 @pytest.mark.parametrize("estimator", estimators.available())

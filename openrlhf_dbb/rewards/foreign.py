@@ -14,6 +14,7 @@ _NO_WORD = re.compile(
     r"\u3001-\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1f]+"
 )
 _VARIABLE = re.compile(r"(?<![^\W\d_])[a-z](?=\s?[(=^_+])")
+_OPENING_NO = re.compile(r"\A\W*no\s*[,:;]", re.IGNORECASE)  # takes back what stands before it
 # Of the words of a sentence, but for names, in a language that has no letters of its own
 _FEWEST_COMMON = 0.4
 
@@ -79,6 +80,7 @@ def languages(text: str) -> list[Language]:
 
 def is_doubted(text: str) -> bool:
     """Return whether a text without formulas denies or doubts in its language; if none is known, in any."""
+    text = _OPENING_NO.sub("", text)
     words = _words(text.lower())
     likely = languages(text)
     if not likely and not count_english(words):
