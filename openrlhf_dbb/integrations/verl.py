@@ -476,51 +476,57 @@ class WithPosteriors(PPOTrainer):
                 self.posteriors.close()
 
     def _open(self, settings: Settings) -> Posteriors:
-        trainer, data, rollouts = (
-            self.config.trainer,
-            self.config.data,
-            self.config.actor_rollout_ref.rollout.n,
-        )
-        name, files = settings.run_name or str(trainer.experiment_name), data.train_files
-        if trainer.resume_mode == "disable":
-            way_out = f"give another algorithm.{NAME}.run_name, or trainer.resume_mode=auto to continue it"
-            shared.refuse_taken(settings.store, name, way_out)
-            resumes = False
-        else:
-            resumes = shared.stored_run(settings.store, name, create=True) is not None
+        trainer = self.config.trainer
+        data = self.config.data
+        seed = data.get("seed") or 0
+        name = settings.run_name or str(trainer.experiment_name)
+        resumes = self._resumes(settings, name)
         keys = keys_of(self.train_dataset)
         prompts = [prompt for prompt, _ in keys]
         labels = [label for _, label in keys]
         repeats = len(contradictions(prompts, labels)) > 0
         _, strategy = settings.built
         self._fills = Capability.GENERATE_MORE in strategy.needs
+        files = data.train_files
+        if isinstance(files, str):
+            files = [files]
         self._steps = shared.Steps(
             with_sources(settings, self.train_dataset),
             name,
             resumes,
             keys,
-            RunFacts(data.train_batch_size, rollouts, data.get("seed") or 0),
+            RunFacts(data.train_batch_size, self.config.actor_rollout_ref.rollout.n, seed),
             generate=self._answers if self._fills else None,
             rows=rows_of(self.train_dataset),
             model=str(self.config.actor_rollout_ref.model.path),
-            dataset=", ".join(
-                Path(file).name for file in ([files] if isinstance(files, str) else files)
-            ),
+            dataset=", ".join(Path(file).name for file in files),
             many_labels=repeats and has_images(self.train_dataset),
             method=f"verl {trainer.v1.trainer_mode}",
             config=OmegaConf.to_container(self.config, resolve=True),
         )
-        chosen = probed_prompts(dict.fromkeys(keys), settings.probe_fraction, data.get("seed") or 0)
-        self._probed = {key: keys.index(key) for key in chosen}
-        # In place of verl's data loader, when verl asks for the next batch
+        probed = probed_prompts(dict.fromkeys(keys), settings.probe_fraction, seed)
+        self._probed = {key: keys.index(key) for key in probed}
         if strategy.draws and not self._fills:
-            rows, batches = self.train_dataset, iter(self._steps.draw, None)
-            self.train_dataloader_it = (
-                collate_fn([rows[row] for row in drawn]) for drawn in batches
-            )
+            # In place of verl's data loader, when verl asks for the next batch
+            self.train_dataloader_it = self._drawn_batches()
         if resumes:
             self._steps.go_back(self._loaded(), Path(trainer.default_local_dir))
         return self._steps.posteriors
+
+    def _resumes(self, settings: Settings, name: str) -> bool:
+        """Return whether a run of this name goes on; refuse a taken name where none may."""
+        if self.config.trainer.resume_mode != "disable":
+            return shared.stored_run(settings.store, name, create=True) is not None
+        way_out = (
+            f"give another algorithm.{NAME}.run_name, or trainer.resume_mode=auto to continue it"
+        )
+        shared.refuse_taken(settings.store, name, way_out)
+        return False
+
+    def _drawn_batches(self) -> Iterator[Any]:
+        """Yield the batches that the strategy draws, without end."""
+        while True:
+            yield collate_fn([self.train_dataset[row] for row in self._steps.draw()])
 
     def _loaded(self) -> Path | None:
         """Return the folder of the checkpoint that verl has loaded, if there is one."""
