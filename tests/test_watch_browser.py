@@ -739,6 +739,9 @@ def test_groups_are_walked_by_keys(browser, grouped, written):
     until_text(browser, "#prompt-title", f"Prompt {ids[1]}")
     press("Escape")
     browser.until("!document.querySelector('dialog#prompt').open")
+    browser.until(
+        "!location.hash.includes('prompt=')"
+    )  # the dialog tells that it has closed a little later
     assert browser(focused) == f"Prompt {ids[1]}"
     browser.page.go_back()
     browser.until("document.querySelector('dialog#prompt').open")
