@@ -87,7 +87,7 @@ VISIT_FIELDS = tuple(field.name for field in fields(Visits))
 
 @dataclass(frozen=True)
 class _Groups:
-    """What the prompts of one update show."""
+    """The counts of the prompts of one update, and which of them came back."""
 
     successes: Floats  # (P,) S
     rollouts: Floats  # (P,) N

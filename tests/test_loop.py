@@ -11,6 +11,8 @@ from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.filling import Answer
 from openrlhf_dbb.core.loop import Loop
 from openrlhf_dbb.core.replay import Replay, TokenRollout
+from openrlhf_dbb.core.strategies.greso import GresoSampler
+from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.evaluation import held_out
 from openrlhf_dbb.evaluation.held_out import Sample
 
@@ -101,6 +103,27 @@ def test_the_limit_of_rollouts_ends_the_iteration(opened):
     loop = opened("short", max_rollouts=17)
     assert [step.number for step in loop] == [1, 2]
     assert loop.generated == 16
+
+
+def test_a_strategy_that_keeps_no_group_ends_in_one_line(opened, monkeypatch):
+    monkeypatch.setitem(globals(), "SCORES", ["1111", "0000"] * 3)
+    loop = opened("equal", strategy="dynamic")
+    with pytest.raises(
+        RunError, match=r"'dynamic' has kept no group in 21 passes over the data; use"
+    ):
+        loop.step()
+    assert loop.generated == 21 * 6 * 4
+
+
+def test_passes_in_which_every_prompt_is_skipped_are_the_strategys_own_business(
+    opened, monkeypatch
+):
+    """GRESO may skip all of so few prompts in more than 20 passes in a row."""
+    monkeypatch.setattr(GresoSampler, "skips", lambda sampler, prompt_id: next(skips, False))
+    skips = iter([True] * 6 * 30)
+    loop = opened("skipped", strategy="greso")
+    assert loop.step().number == 1
+    assert loop.generated < 400
 
 
 def token_rollouts(step):

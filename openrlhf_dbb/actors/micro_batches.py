@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Row(NamedTuple):
-    """What decides with which other rows a row is computed."""
+    """Length and prompt of a row, by which rows are put together into micro-batches."""
 
     prompt: tuple[int, ...]
     length: int  # tokens of prompt and response

@@ -25,6 +25,7 @@ RolloutT = TypeVar("RolloutT")
 """A rollout as the host has it."""
 PromptOut = TypeVar("PromptOut", covariant=True)
 
+MOST_IDLE_PASSES = 20  # that generated and kept no group, before a batch is given up
 _DEAD_BATCHES = 3  # in a row without any score, before the run is given up
 _ENDED: Iterator[Any] = iter(())  # in place of a pass that was over before the checkpoint
 
@@ -299,11 +300,6 @@ class Filler(Generic[PromptT, RolloutT]):
         return len(self._kept) >= self._size
 
     @property
-    def waiting(self) -> int:
-        """Groups to train on that wait for a batch."""
-        return len(self._kept)
-
-    @property
     def pass_is_over(self) -> bool:
         """Whether the next batch begins with the next pass over the data."""
         return self._pass is None and not self.is_full
@@ -326,6 +322,30 @@ class Filler(Generic[PromptT, RolloutT]):
             wanted = self.sampler.round_size(self._at_a_time - len(self._kept))
             self._round(self._draw(int(min(wanted, self._groups_left()))))
         return self._take()
+
+    def fill_over_passes(self, strategy: str) -> Batch[PromptT, RolloutT]:
+        """Return the next whole batch, however many passes over the data it takes.
+
+        ``strategy`` is the name for messages.
+
+        Raises:
+            BudgetSpent: the limit of rollouts does not allow to fill it.
+            RunError: more than 20 passes have generated groups and kept none, or as :meth:`fill`.
+        """
+        idle_passes = 0
+        while True:
+            waiting = len(self._kept)
+            batch = self.fill()
+            if batch is not None:
+                return batch
+            if len(self._kept) > waiting:
+                idle_passes = 0
+            elif self.sent:  # a strategy that skips every prompt has a limit of its own
+                idle_passes += 1
+            if idle_passes > MOST_IDLE_PASSES:
+                problem = f"strategy {strategy!r} has kept no group in {idle_passes} passes"
+                way_out = "use data of which the model solves a part, or strategy='plain'"
+                raise RunError(f"{problem} over the data; {way_out}")
 
     def _take(self) -> Batch[PromptT, RolloutT]:
         taken = self._kept[: self._size]

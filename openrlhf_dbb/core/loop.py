@@ -127,6 +127,7 @@ class Loop(Generic[RolloutT]):
         self._probed = probed_prompts(self._keys, probe_fraction, seed)
         self._probe_samples = probe_samples
         self._form = form
+        self._strategy = strategy
         self._text_of = text_of
         self._tokens_of = tokens_of
         self._thin = thin
@@ -160,12 +161,10 @@ class Loop(Generic[RolloutT]):
 
         Raises:
             BudgetSpent: the limit of rollouts does not allow another step.
-            RunError: no group of three batches has a score, or the strategy gives up.
+            RunError: no group of three batches has a score, or the strategy keeps no group.
             MemorySupportError, ValueError, StoreError: as :meth:`Posteriors.observe`.
         """
-        batch = self._filler.fill()
-        while batch is None:  # the pass over the data has ended first
-            batch = self._filler.fill()
+        batch = self._filler.fill_over_passes(self._strategy)
         rows = batch.groups_of_each()
         rollouts = [
             rollout for group in batch.trained + batch.filtered for rollout in group.rollouts

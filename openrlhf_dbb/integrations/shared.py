@@ -26,7 +26,6 @@ from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, RunFacts
 from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
-from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 from openrlhf_dbb.secrets import own_log
 
@@ -46,7 +45,6 @@ ASKING = {  # settings that ask a trainer for more, where they are given
 
 SAVED = "posteriors.json"  # in a checkpoint; no pickle, which could run code
 DRAWS = "draws.json"  # likewise
-MOST_IDLE_PASSES = 20  # in which no group was kept, before a step is given up
 
 RowRequest = Request[int]
 RowAnswer = Answer[Any]
@@ -308,17 +306,7 @@ class Steps:
             RunError: the strategy keeps no group, or gives up.
         """
         note = self._filler.sampler.note
-        idle_passes = 0
-        waiting = self._filler.waiting
-        batch = self._filler.fill()
-        while batch is None:  # the pass over the data has ended first
-            idle_passes = 0 if self._filler.waiting > waiting else idle_passes + 1
-            waiting = self._filler.waiting
-            if idle_passes > MOST_IDLE_PASSES:
-                idle = f"strategy {self._strategy.name!r} has kept no group in {idle_passes} passes"
-                way_out = "use data of which the model solves a part, or strategy='plain'"
-                raise RunError(f"{idle} over the data; {way_out}")
-            batch = self._filler.fill()
+        batch = self._filler.fill_over_passes(self._strategy.name)
         if self._filler.sampler.note != note:
             _log.warning("%s", self._filler.sampler.note)
         return batch
