@@ -128,6 +128,8 @@ def _study(arguments: argparse.Namespace) -> int:
     if plan.task:
         measure.measure_models(chosen, arguments.output)
         measure.measure_points(chosen, arguments.output, lanes)
+    if plan.forced:
+        measure.measure_forced(chosen, plan.forced, arguments.output, lanes)
     _collect(arguments)
     return _report(failed)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,8 +20,12 @@ from study.collect import EXACT, read_lines
 from study.protocol import LEARNING_RATE, PlannedRun, Protocol
 from study.run import finished_runs, prepare_tasks, store_url, task_folder
 
-CONTROL, POINTS = "control.csv", "points.csv"
-KEYS = {CONTROL: ("experiment", "arm", "seed"), POINTS: ("run", "step")}
+CONTROL, POINTS, FORCED = "control.csv", "points.csv", "forced.csv"
+KEYS = {
+    CONTROL: ("experiment", "arm", "seed"),
+    POINTS: ("run", "step"),
+    FORCED: ("run", "step"),
+}
 """Columns that identify the rows of one measurement."""
 
 
@@ -64,19 +68,7 @@ def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None
         if run.name not in finished:
             continue
         record = finished[run.name]
-        models = {
-            int(model.name.removeprefix("global_step").removesuffix("_hf")): model
-            for model in (folder / record.config["ckpt.path"]).glob("global_step*_hf")
-        }
-        with storage.open_store(store_url(folder), create=False) as store:
-            steps = store.query(
-                "SELECT step, generated_total FROM steps WHERE run_id = :run", run=record.run_id
-            )
-        points = [
-            (step, float(total), models[step])
-            for step, total in sorted(map(tuple, steps))
-            if step in models
-        ]
+        points = _saved(record, folder)
         left = [
             point
             for point in [(0, 0.0, None), *points]
@@ -86,6 +78,74 @@ def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None
             jobs.append((folder, run, float(record.config[LEARNING_RATE]), left))
     for rows in _side_by_side(_points, jobs, lanes, "accuracy on the way"):
         csv.append(path, csv.COLUMNS["points"], rows)
+
+
+def _saved(
+    record: storage.RunRecord, folder: Path, *, last: bool = False
+) -> list[tuple[int, float, Path]]:
+    """Return step, rollouts so far and folder of each model that a run saved on the way, by step.
+
+    With ``last`` the policy at the end of the run is one of them.
+    """
+    models = {
+        int(model.name.removeprefix("global_step").removesuffix("_hf")): model
+        for model in (folder / record.config["ckpt.path"]).glob("global_step*_hf")
+    }
+    if last:
+        models[record.last_step] = folder / record.config["ckpt.output_dir"]
+    with storage.open_store(store_url(folder), create=False) as store:
+        steps = store.query(
+            "SELECT step, generated_total FROM steps WHERE run_id = :run", run=record.run_id
+        )
+    return [
+        (step, float(total), models[step])
+        for step, total in sorted(map(tuple, steps))
+        if step in models
+    ]
+
+
+def measure_forced(
+    runs: Sequence[PlannedRun], specs: Mapping[str, str], folder: Path, lanes: int
+) -> None:
+    """Add the probability of right answers of the models that finished runs saved, and of the start, to ``forced.csv``.
+
+    The last policy counts as a model on the way. ``specs`` holds the tasks, by their columns of the file.
+    """
+    path = folder / FORCED
+    finished = finished_runs(folder)
+    done = _done(path)
+    jobs = []
+    for run in runs:
+        if run.name not in finished:
+            continue
+        record = finished[run.name]
+        start = (0, 0.0, Path(record.config["actor.model_name_or_path"]))
+        rate = float(record.config[LEARNING_RATE])
+        for point in [start, *_saved(record, folder, last=True)]:
+            if (run.name, point[0]) not in done:
+                jobs.append((specs, run, rate, *point))
+    for row in _side_by_side(_forced, jobs, lanes, "probability of right answers"):
+        csv.append(path, csv.COLUMNS["forced"], [row])
+
+
+def _forced(
+    specs: Mapping[str, str],
+    run: PlannedRun,
+    rate: float,
+    step: int,
+    rollouts: float,
+    model: Path,
+) -> tuple[Any, ...]:
+    """Return the row of a model that a run saved."""
+    import torch
+
+    from study import forced
+
+    torch.set_num_threads(1)
+    template = run.flags["data.input_template"]
+    means = forced.measure(model, specs, template, without=run.flags["data.prompt_dataset"])
+    key = (run.name, run.experiment, run.arm, run.n, run.seed, rate)
+    return (*key, step, rollouts, means["heldout"], means["pool"])
 
 
 def _points(

@@ -46,6 +46,7 @@ class Protocol:
     preset: str
     task: str  # "tiny", or "" if the preset names the model and the data
     evaluation: dict[str, str]  # flags of ``openrlhf-dbb evaluate`` for each trained model
+    forced: dict[str, str]  # tasks whose right answers' probability is measured, by name
     runs: list[PlannedRun]  # seed by seed, so that the finished ones can be paired at any time
 
     def choose(self, experiments: Sequence[str], seeds: int | None = None) -> list[PlannedRun]:
@@ -90,7 +91,13 @@ def load(name: str) -> Protocol:
                 )
         runs += _runs(experiment, entry, table["arms"], table.get("flags", {}), task)
     return Protocol(
-        path.stem, table["description"], table["preset"], task, table.get("evaluate", {}), runs
+        name=path.stem,
+        description=table["description"],
+        preset=table["preset"],
+        task=task,
+        evaluation=table.get("evaluate", {}),
+        forced=table.get("forced", {}),
+        runs=runs,
     )
 
 

@@ -64,7 +64,9 @@ DRAWS_ARMS = (
     "rates-unweighted",
 )
 """Arms that draw prompts by what is known of them, and what they are compared with."""
-EVERY_ARM = (*ARMS, *PAPER_ARMS, *THINNED, *FEWER_ARMS, *DRAWS_ARMS)
+RIVAL_ARMS = ("own-counts", "two-stage")
+"""Further arms of the protocol ``rival``."""
+EVERY_ARM = (*ARMS, *PAPER_ARMS, *THINNED, *FEWER_ARMS, *DRAWS_ARMS, *RIVAL_ARMS)
 EXPERIMENTS = {
     "n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes",
     "real": "SmolLM2", "real-n2": "SmolLM2, N = 2", "terms": "SmolLM2, three terms", "lcm": "SmolLM2, lcm",
@@ -101,6 +103,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "transfer": ("run", "benchmark", "prompts", "samples", "accuracy"),
     # A policy saved during training; step 0 is before training.
     "points": ("run", "experiment", "arm", "n", "seed", "learning_rate", "step", "rollouts", "accuracy"),
+    # Mean probability of the right answer of a saved policy, see study.forced; step 0 is before training.
+    "forced": (
+        "run", "experiment", "arm", "n", "seed", "learning_rate", "step", "rollouts", "heldout", "pool",
+    ),
     # A prompt's rollouts before training, see study/protocols/draws.toml.
     "gate": ("run", "prompt", "samples", "successes"),
     # A training in plain PyTorch, see study.control.
@@ -122,6 +128,7 @@ class Study:
     priors: Any
     transfer: Any
     points: Any
+    forced: Any
     gate: Any
     control: Any
 

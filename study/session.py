@@ -20,6 +20,8 @@ from openrlhf_dbb.platform import ray_start
 
 _A_RUNS_OWN = ("model", "seed", "remote_rm_url", "logprobs_mode", "max_logprobs")
 """Arguments of a vLLM engine that may differ between the runs of a session: each engine gives log-probs if asked."""
+_LIMITS = ("max_num_seqs", "kv_cache_memory_bytes")
+"""Arguments of which a later run may want less than the session's engine has."""
 
 
 class _Kept:
@@ -148,7 +150,8 @@ def _next_rollouts(actor: Any, made_with: dict[str, Any], **wanted: Any) -> None
     import ray
 
     for name, value in wanted.items():
-        if name not in _A_RUNS_OWN and value != made_with.get(name):
+        fits = name in _LIMITS and value < made_with.get(name, 0)
+        if name not in _A_RUNS_OWN and value != made_with.get(name) and not fits:
             raise UsageError(
                 f"this run needs a vLLM engine with {name} = {value!r}, but the session's has {made_with.get(name)!r}; "
                 "train it on its own"
