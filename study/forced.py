@@ -20,7 +20,7 @@ import torch
 from openrlhf_dbb import tasks
 from openrlhf_dbb.estimators.base import Floats
 
-_TOGETHER = 32  # prompts in one forward pass
+_TOGETHER = 128  # prompts in one forward pass
 
 
 @dataclass(frozen=True)

@@ -115,37 +115,43 @@ def measure_forced(
     finished = finished_runs(folder)
     done = _done(path)
     jobs = []
+    starts: dict[tuple[Path, str], list[tuple[Any, ...]]] = {}  # rows by model and template
     for run in runs:
         if run.name not in finished:
             continue
         record = finished[run.name]
-        start = (0, 0.0, Path(record.config["actor.model_name_or_path"]))
         rate = float(record.config[LEARNING_RATE])
-        for point in [start, *_saved(record, folder, last=True)]:
-            if (run.name, point[0]) not in done:
-                jobs.append((specs, run, rate, *point))
-    for row in _side_by_side(_forced, jobs, lanes, "probability of right answers"):
-        csv.append(path, csv.COLUMNS["forced"], [row])
+        key = (run.name, run.experiment, run.arm, run.n, run.seed, rate)
+        template = run.flags["data.input_template"]
+        trained = run.flags["data.prompt_dataset"]
+        if (run.name, 0) not in done:
+            start = Path(record.config["actor.model_name_or_path"])
+            rows = starts.setdefault((start, template), [])
+            if not rows:  # runs that begin with one model share its measurement
+                jobs.append((rows, start, specs, template, trained))
+            rows.append((*key, 0, 0.0))
+        for step, rollouts, model in _saved(record, folder, last=True):
+            if (run.name, step) not in done:
+                jobs.append(([(*key, step, rollouts)], model, specs, template, trained))
+    for measured in _side_by_side(_forced, jobs, lanes, "probability of right answers"):
+        csv.append(path, csv.COLUMNS["forced"], measured)
 
 
 def _forced(
-    specs: Mapping[str, str],
-    run: PlannedRun,
-    rate: float,
-    step: int,
-    rollouts: float,
+    rows: Sequence[tuple[Any, ...]],
     model: Path,
-) -> tuple[Any, ...]:
-    """Return the row of a model that a run saved."""
+    specs: Mapping[str, str],
+    template: str,
+    trained: str,
+) -> list[tuple[Any, ...]]:
+    """Return rows that begin with ``rows``, for a model that their runs saved or began with."""
     import torch
 
     from study import forced
 
     torch.set_num_threads(1)
-    template = run.flags["data.input_template"]
-    means = forced.measure(model, specs, template, without=run.flags["data.prompt_dataset"])
-    key = (run.name, run.experiment, run.arm, run.n, run.seed, rate)
-    return (*key, step, rollouts, means["heldout"], means["pool"])
+    means = forced.measure(model, specs, template, without=trained)
+    return [(*row, means["heldout"], means["pool"]) for row in rows]
 
 
 def _points(
