@@ -29,8 +29,9 @@ def refusal(what: str, value: object, allowed: str) -> StoreError:
     shown = repr(value)
     if len(shown) > _SHOWN:
         shown = shown[:_SHOWN] + "..."
-    advice = "correct it in the database, or restore a backup"
-    return StoreError(f"{what} is {shown}; it must be {allowed}; {advice}")
+    return StoreError(
+        f"{what} is {shown}; it must be {allowed}; correct it in the database, or restore a backup"
+    )
 
 
 @contextlib.contextmanager

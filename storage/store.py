@@ -168,8 +168,9 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         row = schema.run.select().where(column.run_id == run.run_id, column.uuid == run.uuid)
         stored = connection.execute(row.with_for_update()).one_or_none()
         if stored is None:
-            problem = f"run {run.name!r} is no longer in {self.location}"
-            raise StoreError(f"{problem}; look it up again with find_run")
+            raise StoreError(
+                f"run {run.name!r} is no longer in {self.location}; look it up again with find_run"
+            )
         return stored
 
     def create_run(
@@ -314,8 +315,10 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         with self.database.transaction() as connection:
             row = connection.execute(by_id).one_or_none()
         if row is None:
-            problem = f"there is no run with id {run_id} in {self.location}"
-            raise StoreError(f"{problem}; look it up again with find_run")
+            raise StoreError(
+                f"there is no run with id {run_id} in {self.location}; "
+                "look it up again with find_run"
+            )
         _record(row).checked()
         if row.status == "finished":
             raise StoreError(finished_text(row.name, row.last_step))

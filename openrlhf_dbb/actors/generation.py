@@ -268,8 +268,10 @@ class RolloutGenerator(SamplesGenerator):
         options = generate_kwargs | {"n_samples_per_prompt": samples}
         scores_R = scores(self._sample_groups(prompts, **options))
         if scores_R is None:
-            advice = "let the agent return one, or leave out the probes"
-            raise ValueError(f"a response to a probe has no score; {advice}")
+            raise ValueError(
+                "a response to a probe has no score; "
+                "let the agent return one, or leave out the probes"
+            )
         return scores_R.reshape(len(prompts), samples)
 
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Experience]:

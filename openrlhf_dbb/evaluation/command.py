@@ -238,9 +238,10 @@ def _prompts(options: Options, entry: Benchmark, model: Model) -> BenchmarkPromp
     prompts = loading.prepare(loaded, model, options.chat_template, options.max_new_tokens)
     arguments = options.chat_template_kwargs
     if arguments is not None and not prompts.chat_template:
-        lacks = f"benchmark {entry.name} gets no chat template"
-        problem = f"--chat_template_kwargs {arguments}: {lacks}"
-        raise UsageError(f"{problem}; leave it out, or give --chat_template")
+        raise UsageError(
+            f"--chat_template_kwargs {arguments}: benchmark {entry.name} gets no chat template; "
+            "leave it out, or give --chat_template"
+        )
     return prompts
 
 
@@ -288,8 +289,10 @@ def continued(name: str, recorded: Settings, asked: Settings) -> Settings:
     for benchmark, before in recorded["benchmarks"].items():
         now = asked["benchmarks"].get(benchmark)
         if now is None:
-            advice = "add it to --benchmarks, or give another --name"
-            raise UsageError(f"evaluation {name} also has {benchmark}; {advice}")
+            raise UsageError(
+                f"evaluation {name} also has {benchmark}; "
+                "add it to --benchmarks, or give another --name"
+            )
         for key, value in now.items():
             if before[key] != value:
                 differing.append(f"{key} of {benchmark} {before[key]}, not {value}")

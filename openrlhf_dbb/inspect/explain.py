@@ -112,8 +112,10 @@ def explain(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     if rollouts:
         _print_rollouts(rollouts, group["form"])
     else:
-        advice = "train with a greater --rollouts.keep to see each advantage"
-        print(f"none of its rollouts is kept; {advice}")
+        print(
+            "none of its rollouts is kept; "
+            "train with a greater --rollouts.keep to see each advantage"
+        )
 
 
 def _group_facts(run: RunRecord, group: Row) -> list[tuple[str, str]]:

@@ -58,8 +58,10 @@ def add_commands(add: Any) -> None:
     """Declare the command by ``cli.main``'s function."""
     parser = add("prompts", prompts)
     add_run(parser)
-    which = "never or always solved, or without a score"
-    text = f"write the prompts {which}, for train --data.leave_out FILE"
+    text = (
+        "write the prompts never or always solved, or without a score, "
+        "for train --data.leave_out FILE"
+    )
     parser.add_argument("--leave_out", metavar="FILE", type=Path, help=text)
     add_json(parser)
 
