@@ -198,8 +198,10 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             StoreError: the name is taken or not printable.
         """
         if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
-            problem = f"the run's name {name!r} is empty, not printable or has spaces around it"
-            raise StoreError(f"{problem}; choose another")
+            raise StoreError(
+                f"the run's name {name!r} is empty, not printable or has spaces around it; "
+                "choose another"
+            )
         now = write.utc_now()
         values = {
             "uuid": uuid.uuid4().hex,
@@ -225,8 +227,10 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             former = connection.execute(by_name.with_for_update()).one_or_none()
             if former is not None:
                 if not _never_trained(connection, former):
-                    problem = f"there is a run named {name!r} in {self.location}"
-                    raise StoreError(f"{problem}; resume it or choose another")
+                    raise StoreError(
+                        f"there is a run named {name!r} in {self.location}; "
+                        "resume it or choose another"
+                    )
                 write.delete_run(connection, former.run_id)
             connection.execute(schema.run.insert().values(values))
             row = connection.execute(by_name).one()

@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import closing
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from openrlhf_dbb.options import (
     require_stack,
     template_arguments,
 )
-from openrlhf_dbb.platform import cpu, cuda
+from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.saved.checkpoints import write_json
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.terminal import safe
@@ -257,10 +256,6 @@ def _print_benchmark(name: str, prompts: BenchmarkPrompts, settings: Settings) -
 
 def settings_of(options: Options, model: Model, asked: Asked) -> Settings:
     """Return what ``evaluation.json`` has: what the responses depend on."""
-    versions = {}
-    for package in distributions():
-        if package.name in _PACKAGES:
-            versions[package.name] = package.version
     return {
         "model": model.name,
         "revision": model.revision,
@@ -272,7 +267,7 @@ def settings_of(options: Options, model: Model, asked: Asked) -> Settings:
         "seed": options.seed,
         "chat_template_kwargs": options.chat_template_kwargs,
         "benchmarks": {name: prompts.about() for name, prompts in asked.items()},
-        "versions": versions,
+        "versions": machine.installed(_PACKAGES),
     }
 
 

@@ -118,14 +118,16 @@ def _shared(name: str, about: dict[str, Any], measured: dict[str, Results]) -> S
     for model, of_model in measured.items():
         if (of_model.ids, of_model.labels) != (first.ids, first.labels):
             # Differences of models and of prompts could not be told apart.
-            problem = f"{name}: {next(iter(measured))} and {model} have different prompts"
-            raise UsageError(f"{problem}; evaluate both on the same data")
+            raise UsageError(
+                f"{name}: {next(iter(measured))} and {model} have different prompts; "
+                "evaluate both on the same data"
+            )
         is_verified.append((~np.isnan(of_model.scores_R_P_N)).any(axis=(0, 2)))
     by_all_P = np.all(is_verified, axis=0)
     if not by_all_P.any():
-        problem = f"no prompt has a verified sample of every model ({', '.join(measured)})"
         raise UsageError(
-            f"{name}: {problem}; fix the verifier, and evaluate them on this benchmark again"
+            f"{name}: no prompt has a verified sample of every model ({', '.join(measured)}); "
+            "fix the verifier, and evaluate them on this benchmark again"
         )
     return Shared(
         about["title"],

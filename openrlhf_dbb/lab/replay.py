@@ -74,11 +74,14 @@ def read(store_url: str | None, ref: str | None) -> tuple[RunRecord, Visits]:
         kept = kept_scores(store, record)
     if not set(kept.ends) <= {0, 1}:
         low, high = kept.ends
-        problem = f"scores of run {record.name!r} go from {low:g} to {high:g}"
-        raise UsageError(f"{problem}; only rewards 0 and 1 can be replayed; choose another run")
+        raise UsageError(
+            f"scores of run {record.name!r} go from {low:g} to {high:g}; "
+            "only rewards 0 and 1 can be replayed; choose another run"
+        )
     if not len(log.step):
-        problem = f"run {record.name!r} has recorded no rollouts yet"
-        raise UsageError(f"{problem}; train it first, or name another run")
+        raise UsageError(
+            f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run"
+        )
     return record, visits(log, probes)
 
 

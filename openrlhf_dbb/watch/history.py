@@ -101,7 +101,11 @@ class Visits:
     unit: bool  # whether the scores lie in [0, 1]; otherwise every visited prompt is "learning"
 
 
-def read_visits(store: PosteriorStore, run: RunRecord) -> tuple[Visits, dict[str, Any]]:
+Pool = tuple[Visits, dict[str, Any]]
+"""The visits of a run's prompts, and their :func:`picture`."""
+
+
+def read_visits(store: PosteriorStore, run: RunRecord) -> Pool:
     """Read the whole history of a run, and draw it: about 2 s for a million visits."""
     with store.database.transaction() as connection:
         rows = table(connection, _VISIT, _VISITS, {"run": run.run_id})
