@@ -4,7 +4,7 @@ Axes: P prompts, V revisited prompts, L discounts, X = 2 L discounts of ages in 
 W prior weights, K discounts beside a text's mean, C forecasts.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,38 +51,17 @@ _SHARED_SIZES = {
 """The length of each of the run's vectors."""
 
 
-@dataclass(frozen=True)
-class Visits:
-    """The visits of some prompts so far, (P,) each; the state keeps them under these names."""
-
-    successes_1: Floats
-    successes_2: Floats
-    rollouts_1: Floats
-    rollouts_2: Floats
-    seen_1: Floats
-    seen_2: Floats
-    successes_old: Floats
-    rollouts_old: Floats
-
-    def shifted(self, successes: Floats, rollouts: Floats, now: float, kept: Floats) -> "Visits":
-        """Return the visits with one more, at update ``now``.
-
-        The new visit and the one before it are kept apart. The second latest so far joins the
-        older ones, which then keep the share ``kept`` of their counts, (P,).
-        """
-        return Visits(
-            successes_1=successes,
-            successes_2=self.successes_1,
-            rollouts_1=rollouts,
-            rollouts_2=self.rollouts_1,
-            seen_1=np.full(len(successes), now),
-            seen_2=self.seen_1,
-            successes_old=kept * self.successes_old + kept * self.successes_2,
-            rollouts_old=kept * self.rollouts_old + kept * self.rollouts_2,
-        )
-
-
-VISIT_FIELDS = tuple(field.name for field in fields(Visits))
+VISIT_FIELDS = (
+    "successes_1",
+    "successes_2",
+    "rollouts_1",
+    "rollouts_2",
+    "seen_1",
+    "seen_2",
+    "successes_old",
+    "rollouts_old",
+)
+"""The fields of the state that hold the visits of each prompt so far."""
 
 
 @dataclass(frozen=True)
@@ -192,8 +171,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         after["beta"] = beta + (rollouts - successes)
         between = state["seen_1"] - state["seen_2"]
         kept_P_1 = _kept(after, 1, between, after["discount"], after["timed"])
-        visits = _visits(state).shifted(successes, rollouts, groups.now, kept_P_1[:, 0])
-        return after | vars(visits)
+        return after | _shifted(state, groups, kept_P_1[:, 0])
 
     def _choose_pair(self, state: State, groups: _Groups) -> None:
         """Judge each pair of a prior weight and a discount by the revisits, and take the best."""
@@ -267,8 +245,22 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         return {"text_weights": weights_K_W.ravel()}
 
 
-def _visits(state: State) -> Visits:
-    return Visits(**{name: state[name] for name in VISIT_FIELDS})
+def _shifted(state: State, groups: _Groups, kept: Floats) -> State:
+    """Return the visits of the state with one more.
+
+    The new visit and the one before it are kept apart. The second latest so far joins the older
+    ones, which then keep the share ``kept`` of their counts, (P,).
+    """
+    return {
+        "successes_1": groups.successes,
+        "successes_2": state["successes_1"],
+        "rollouts_1": groups.rollouts,
+        "rollouts_2": state["rollouts_1"],
+        "seen_1": np.full(len(kept), groups.now),
+        "seen_2": state["seen_1"],
+        "successes_old": kept * state["successes_old"] + kept * state["successes_2"],
+        "rollouts_old": kept * state["rollouts_old"] + kept * state["rollouts_2"],
+    }
 
 
 def _text_weights(state: State) -> Floats:
@@ -341,14 +333,14 @@ def _past(
 
     They are discounted to update ``at``, ``visits`` after the latest visit.
     """
-    past = _visits(state)
-    latest_P_X = _kept(state, visits, at - past.seen_1, discounts_X, timed_X)
-    older_P_X = _kept(state, visits + 1, at - past.seen_2, discounts_X, timed_X)
-    older_successes_P = past.successes_2 + past.successes_old
-    older_rollouts_P = past.rollouts_2 + past.rollouts_old
-    successes_P_X = latest_P_X * past.successes_1[:, None] + older_P_X * older_successes_P[:, None]
-    rollouts_P_X = latest_P_X * past.rollouts_1[:, None] + older_P_X * older_rollouts_P[:, None]
-    return successes_P_X, rollouts_P_X
+    latest_P_X = _kept(state, visits, at - state["seen_1"], discounts_X, timed_X)
+    older_P_X = _kept(state, visits + 1, at - state["seen_2"], discounts_X, timed_X)
+    sums_P_X = []
+    for count in ("successes", "rollouts"):
+        latest_P = state[f"{count}_1"]
+        older_P = state[f"{count}_2"] + state[f"{count}_old"]
+        sums_P_X.append(latest_P_X * latest_P[:, None] + older_P_X * older_P[:, None])
+    return sums_P_X[0], sums_P_X[1]
 
 
 def _before(state: State, now: float) -> tuple[Floats, Floats]:

@@ -159,8 +159,9 @@ class Rloo(Form):
             ValueError: the estimate lacks ``without_each``.
         """
         if estimate.without_each is None:  # the mean as baseline would be dr_grpo, in silence
-            problem = "form 'rloo' needs the mean without each rollout"
-            raise ValueError(f"{problem}; observe with leave_one_out=True")
+            raise ValueError(
+                "form 'rloo' needs the mean without each rollout; observe with leave_one_out=True"
+            )
         return super().advantages(rewards_P_G, estimate)
 
 

@@ -142,8 +142,10 @@ class Registry(Generic[_Base]):
             cls = getattr(importlib.import_module(module), attribute)
             return self._checked(cls, name)
         except Exception as error:  # a module of somebody else may raise anything
-            reason = f"{type(error).__name__}: {error} (PYTHONPATH may name its folder)"
-            raise ValueError(f"{self.kind} {name!r} cannot be imported: {reason}") from error
+            raise ValueError(
+                f"{self.kind} {name!r} cannot be imported: "
+                f"{type(error).__name__}: {error} (PYTHONPATH may name its folder)"
+            ) from error
 
     def check_stored(self, name: str) -> None:
         """Refuse a ``module:Class`` that is not imported yet; importing it would run its code.
@@ -167,15 +169,17 @@ class Registry(Generic[_Base]):
         cls = self.get(name)
         fields = [field.name for field in parameter_fields(cls)]
         for unknown in sorted(set(parameters) - set(fields)):
-            problem = f"{self.kind} {name!r} has no parameter {unknown!r}"
-            raise ValueError(f"{problem}; it has: {', '.join(fields)}")
+            raise ValueError(
+                f"{self.kind} {name!r} has no parameter {unknown!r}; it has: {', '.join(fields)}"
+            )
         return cls(**parameters)
 
     def _checked(self, cls: object, origin: str) -> type[_Base]:
         if isinstance(cls, type) and issubclass(cls, self.base) and hasattr(cls, "name"):
             return cls
-        needed = f"a subclass of {self.base.__name__} with a name"
-        raise ValueError(f"{self.kind} {origin} is {cls!r}, not {needed}")
+        raise ValueError(
+            f"{self.kind} {origin} is {cls!r}, not a subclass of {self.base.__name__} with a name"
+        )
 
 
 def _place(cls: type[Any]) -> str:

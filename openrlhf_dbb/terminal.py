@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from openrlhf_dbb.secrets import without_passwords
@@ -186,6 +186,14 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     for row in rows:
         grid.add_row(*(Text(_cell(value), no_wrap=True, overflow="ellipsis") for value in row))
     _print(grid)
+
+
+def print_rows(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print a table of the values with these names; the header has spaces for underscores."""
+    cells = []
+    for row in rows:
+        cells.append([row[name] for name in names])
+    print_table([name.replace("_", " ") for name in names], cells)
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:

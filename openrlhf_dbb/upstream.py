@@ -44,8 +44,10 @@ def check_version() -> None:
     try:
         installed = version("openrlhf")
     except PackageNotFoundError:
-        setup = "run bash scripts/setup_env.sh in the repository or the unpacked sdist"
-        raise UsageError(f"openrlhf is not installed; {setup}") from None
+        raise UsageError(
+            "openrlhf is not installed; "
+            "run bash scripts/setup_env.sh in the repository or the unpacked sdist"
+        ) from None
     if installed not in CHECKED_VERSIONS:
         raise UsageError(
             f"openrlhf {installed} is installed, but openrlhf_dbb was checked on {', '.join(CHECKED_VERSIONS)} only; "

@@ -29,8 +29,9 @@ def refusal(what: str, value: object, allowed: str) -> StoreError:
     shown = repr(value)
     if len(shown) > _SHOWN:
         shown = shown[:_SHOWN] + "..."
-    advice = "correct it in the database, or restore a backup"
-    return StoreError(f"{what} is {shown}; it must be {allowed}; {advice}")
+    return StoreError(
+        f"{what} is {shown}; it must be {allowed}; correct it in the database, or restore a backup"
+    )
 
 
 @contextlib.contextmanager
@@ -105,13 +106,23 @@ def state(value: Any, length: int, what: str) -> list[float | None]:
     return decoded
 
 
+def instant(moment: str) -> datetime:
+    """Return the time of a text in ISO 8601, which may end with Z."""
+    return datetime.fromisoformat(moment.replace("Z", "+00:00"))
+
+
+def utc_text(time: datetime) -> str:
+    """Return a time in UTC as ISO 8601 with milliseconds and Z."""
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def moment(value: Any, what: str) -> str:
     """Return a time in UTC with milliseconds; raise StoreError if the value is none."""
     try:
-        time = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        time = instant(value)
         in_utc = time.astimezone(timezone.utc)
     except (AttributeError, TypeError, ValueError, OverflowError):
         time = None
     if time is None or time.tzinfo is None:
         raise refusal(what, value, "a time in UTC such as 2026-01-31T12:00:00.000Z")
-    return in_utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc_text(in_utc)

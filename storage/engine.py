@@ -61,8 +61,9 @@ class Database:
         """
         # A connection that two processes share corrupts the data of both.
         if os.getpid() != self._pid:
-            problem = f"{self.location} was opened in process {self._pid}"
-            raise StoreError(f"{problem}; open it again in this process")
+            raise StoreError(
+                f"{self.location} was opened in process {self._pid}; open it again in this process"
+            )
         try:
             with self.engine.connect() as connection:
                 self._reached = True
@@ -112,8 +113,10 @@ class Database:
         if "no such table" in message:
             return f"it holds no posteriors ({message}); restore it or a backup"
         if any(part in message for part in DAMAGES):
-            cause = "the disk is over quota or failing, or the file was damaged"
-            return f"{message}: {cause}; make room, or {RESTORE}"
+            return (
+                f"{message}: the disk is over quota or failing, or the file was damaged; "
+                f"make room, or {RESTORE}"
+            )
         return message
 
     def _cannot_write(self) -> str:
@@ -336,8 +339,10 @@ def _postgresql_engine(address: Address, read_only: bool) -> Engine:
             pool_pre_ping=True,
         )
     except ImportError:
-        step = "run: pip install '.[postgres]' in the repository"
-        raise StoreError(f"{address.location} needs the driver psycopg; {step}") from None
+        raise StoreError(
+            f"{address.location} needs the driver psycopg; "
+            "run: pip install '.[postgres]' in the repository"
+        ) from None
     except (SQLAlchemyError, ValueError) as error:
         raise StoreError(f"{address.location}: {error}; correct the store URL") from None
 

@@ -4,7 +4,8 @@ Axes: V rows of a run; T steps; of an evaluation P prompts of a benchmark.
 """
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,7 +24,7 @@ from openrlhf_dbb.storage.records import (
     SharedState,
 )
 from openrlhf_dbb.storage.run import newest_shared
-from openrlhf_dbb.storage.schema import VIEWS
+from openrlhf_dbb.storage.schema import MEAN, VARIANCE, VIEWS
 from openrlhf_dbb.storage.store import PosteriorStore
 
 Rows = list[dict[str, Any]]
@@ -91,7 +92,7 @@ class HeldOut:
 def read_log(store: PosteriorStore, run: RunRecord) -> StepLog:
     """Return all groups of rollouts of a run; empty columns if the run has no steps."""
     where = "FROM posterior_history WHERE run_id = :run ORDER BY step, prompt_id"
-    return StepLog(**_columns(store, _kinds(StepLog), where, run=run.run_id))
+    return StepLog(**columns(store, _kinds(StepLog), where, run=run.run_id))
 
 
 def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
@@ -99,7 +100,7 @@ def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
     where = """FROM (SELECT p.*, h.mean, h.variance FROM dbb_probe p LEFT JOIN dbb_history h
                      ON h.run_id = p.run_id AND h.step = p.step AND h.prompt_id = p.prompt_id) probed
                WHERE run_id = :run ORDER BY step, prompt_id"""
-    return ProbeLog(**_columns(store, _kinds(ProbeLog), where, run=run.run_id))
+    return ProbeLog(**columns(store, _kinds(ProbeLog), where, run=run.run_id))
 
 
 def _kinds(log: type) -> dict[str, str]:
@@ -107,15 +108,14 @@ def _kinds(log: type) -> dict[str, str]:
 
 
 @retried
-def _columns(
-    store: PosteriorStore, kinds: dict[str, str], where: str, **parameters: Any
+def columns(
+    store: PosteriorStore, kinds: Mapping[str, str], where: str, **parameters: Any
 ) -> dict[str, NDArray[Any]]:
     """Return columns of these names and numpy types; NULL is NaN. ``where``: the query from FROM on."""
+    query = f"SELECT {', '.join(kinds)} {where}"
     with store.database.transaction() as connection:
-        found = table(
-            connection, [*kinds.items()], f"SELECT {', '.join(kinds)} {where}", parameters
-        )
-    return {name: np.ascontiguousarray(found[name]) for name in kinds}
+        rows = table(connection, [*kinds.items()], query, parameters)
+    return {name: np.ascontiguousarray(rows[name]) for name in kinds}
 
 
 def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
@@ -148,17 +148,14 @@ def held_out_prompts(
                       CAST(sum(verified) AS BIGINT) AS verified, sum(successes) AS successes FROM evaluation_results
                WHERE run_id = :run AND name = :name AND step = :step AND verified > 0
                GROUP BY benchmark, prompt_id ORDER BY benchmark, prompt_id"""
-    found: dict[str, list[tuple[Any, ...]]] = {}
+    rows_of = defaultdict(list)
     for row in store.query(query, run=run.run_id, name=TRAINING, step=step):
-        found.setdefault(row.benchmark, []).append(tuple(row[1:]))
-    columns_of = {
-        benchmark: tuple(map(np.array, zip(*rows, strict=True)))
-        for benchmark, rows in found.items()
-    }
-    return {
-        name: (ids, accuracy, np.stack(counts, axis=1))
-        for name, (ids, accuracy, *counts) in columns_of.items()
-    }
+        rows_of[row.benchmark].append(row[1:])
+    found = {}
+    for benchmark, rows in rows_of.items():
+        values = np.array(rows, dtype=np.float64)
+        found[benchmark] = (values[:, 0].astype(np.int64), values[:, 1], values[:, 2:])
+    return found
 
 
 def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
@@ -225,25 +222,21 @@ def unverified_visits(store: PosteriorStore, run: RunRecord) -> dict[int, int]:
 
 
 def prompt_texts(
-    store: PosteriorStore, prompt_ids: Integers, *, length: int
-) -> Iterator[tuple[int, str, str, int]]:
-    """Yield prompt_id, prompt, label and the prompt's full length, lowest id first; texts are cut to ``length``."""
-    query = f"""SELECT prompt_id, substr(prompt, 1, :length), substr(label, 1, :length), length(prompt)
-                FROM dbb_prompt WHERE {store.database.one_of("prompt_id")} ORDER BY prompt_id"""
-    with store.database.transaction() as connection:
-        for rows in chunks(
-            connection, query, {"ids": store.database.ids(prompt_ids), "length": length}
-        ):
-            yield from rows
-
-
-def whole_prompts(store: PosteriorStore, prompt_ids: Integers) -> list[tuple[str, str]]:
-    """Return text and label of each prompt.
+    store: PosteriorStore, prompt_ids: Integers, *, length: int = 2**31 - 1
+) -> list[tuple[str, str]]:
+    """Return text and label of each prompt, cut to ``length`` characters.
 
     Raises:
         StoreError: the store lacks a prompt's row.
     """
-    found = {row[0]: row[1:3] for row in prompt_texts(store, prompt_ids, length=2**31 - 1)}
+    query = f"""SELECT prompt_id, substr(prompt, 1, :length), substr(label, 1, :length)
+                FROM dbb_prompt WHERE {store.database.one_of("prompt_id")}"""
+    parameters = {"ids": store.database.ids(prompt_ids), "length": length}
+    found = {}
+    with store.database.transaction() as connection:
+        for rows in chunks(connection, query, parameters):
+            for prompt_id, text, label in rows:
+                found[prompt_id] = (text, label)
     for prompt_id in prompt_ids.tolist():
         if prompt_id not in found:
             raise StoreError(
@@ -302,7 +295,7 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
     """
     # Walks back from step to step: an index of the history by prompt would slow every step down. SQLite keeps the
     # order of a cross join; of a plain join it may read all steps of the run first.
-    query = """
+    query = f"""
         WITH RECURSIVE visit(step) AS (
             SELECT step FROM dbb_posterior WHERE run_id = :run AND prompt_id = :prompt
             UNION ALL
@@ -310,10 +303,7 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
             JOIN dbb_history h ON h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt
             WHERE h.prev_step > 0)
         SELECT h.step, h.rollouts, h.successes, h.alpha, h.beta,
-               coalesce(h.alpha / nullif(h.alpha + h.beta, 0), h.mean) AS mean,
-               coalesce((h.alpha / nullif(h.alpha + h.beta, 0)) * (h.beta / nullif(h.alpha + h.beta, 0)),
-                        h.variance) AS variance,
-               coalesce(h.step - 1 - h.policy_version, 0.0) AS lag
+               {MEAN} AS mean, {VARIANCE} AS variance, coalesce(h.step - 1 - h.policy_version, 0.0) AS lag
         FROM visit v CROSS JOIN dbb_history h
         WHERE h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt ORDER BY h.step"""
     return _rows(store, run, query, prompt=prompt_id)
@@ -361,7 +351,7 @@ def prompt_rates(
                   FROM dbb_history WHERE run_id = :run"""
     rates = VIEWS["prompt_rates"].replace("FROM dbb_history", f"FROM ({counted}) counted")
     where = f"FROM ({rates}) rates ORDER BY prompt_id"
-    return _columns(store, kinds, where, run=run.run_id, wrong=wrong, right=right)
+    return columns(store, kinds, where, run=run.run_id, wrong=wrong, right=right)
 
 
 def kept_group(

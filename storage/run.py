@@ -120,8 +120,9 @@ class Run:
         last_step = self._hold(connection)
         name = self.record.name
         if not 1 <= step <= last_step:
-            problem = f"run {name!r} is at step {last_step}"
-            raise StoreError(f"{problem}; the next step is {last_step + 1}, not {step}")
+            raise StoreError(
+                f"run {name!r} is at step {last_step}; the next step is {last_step + 1}, not {step}"
+            )
         key = {"run": self.record.run_id, "step": step}
         query = text("SELECT digest FROM dbb_step WHERE run_id = :run AND step = :step")
         stored = connection.scalar(query, key)
@@ -352,8 +353,10 @@ class Run:
         stored = connection.execute(row).one_or_none()
         name = self.record.name
         if stored is None:
-            problem = f"run {name!r} is no longer in {self._database.location}"
-            raise StoreError(f"{problem}; was the database replaced?")
+            raise StoreError(
+                f"run {name!r} is no longer in {self._database.location}; "
+                "was the database replaced?"
+            )
         if stored.writer_token != self._token:
             owner = Owner.of(stored)
             if not owner.host:
@@ -381,8 +384,10 @@ def check_reached(run: RunRecord, last_step: int, step: int, action: str) -> Non
         StoreError: it has not; the message says that the run cannot do the ``action``.
     """
     if not 0 <= step <= last_step:
-        problem = f"run {run.name!r} is at step {last_step} and cannot {action} step {step}"
-        raise StoreError(f"{problem}; choose step 0 to {last_step}")
+        raise StoreError(
+            f"run {run.name!r} is at step {last_step} and cannot {action} step {step}; "
+            f"choose step 0 to {last_step}"
+        )
 
 
 def ownership(owner: Owner) -> dict[str, Any]:
@@ -397,8 +402,10 @@ def ownership(owner: Owner) -> dict[str, Any]:
 
 def finished_text(name: str, last_step: int) -> str:
     """Return why nothing can be written to a run, and what to do."""
-    problem = f"run {name!r} finished at step {last_step}"
-    return f"{problem}; start a new run, which may begin from its posteriors"
+    return (
+        f"run {name!r} finished at step {last_step}; "
+        "start a new run, which may begin from its posteriors"
+    )
 
 
 def _check_warm_start(own: RunRecord, source: RunRecord, weight: float, copied: bool) -> None:
@@ -440,8 +447,10 @@ def _known(
             return source, replayed, prompts["hash"]
         step = connection.scalar(text("SELECT last_step FROM dbb_run WHERE run_id = :run"), key)
         if step is None:
-            problem = f"run {source.name!r} is no longer in {database.location}"
-            raise StoreError(f"{problem}; look it up again with find_run")
+            raise StoreError(
+                f"run {source.name!r} is no longer in {database.location}; "
+                "look it up again with find_run"
+            )
         kind = [("prompt_id", "<i8"), _HASH, *layout.columns]
         query = f"""SELECT {", ".join(name for name, _ in kind)}
                     FROM dbb_posterior JOIN dbb_prompt USING (prompt_id) WHERE run_id = :run"""
@@ -470,8 +479,10 @@ def _fill(
     """
     filled = "SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"
     if own.last_step or connection.scalar(text(filled), {"run": own.run_id}):
-        problem = f"run {own.name!r} has posteriors (step {own.last_step})"
-        raise StoreError(f"{problem}; only a new run can be warm-started")
+        raise StoreError(
+            f"run {own.name!r} has posteriors (step {own.last_step}); "
+            "only a new run can be warm-started"
+        )
     key = {"run_id": own.run_id, "prompt_id": known.prompt_ids, "visits": 0, "step": 0}
     state = records.StateLayout(own.state_fields).to_columns(known.state)
     write.insert(connection, "dbb_posterior", key | state)

@@ -37,12 +37,22 @@ def _table(name: str, *columns: Column[Any], **options: Any) -> Table:
     return Table(name, metadata, *columns, **options)
 
 
+def _key(name: str, kind: Any, comment: str) -> Column[Any]:
+    return Column(name, kind, primary_key=True, autoincrement=False, comment=comment)
+
+
+def _required(name: str, kind: Any, comment: str) -> Column[Any]:
+    return Column(name, kind, nullable=False, comment=comment)
+
+
+def _optional(name: str, kind: Any, comment: str) -> Column[Any]:
+    return Column(name, kind, comment=comment)
+
+
 schema_version = _table(
     "dbb_version",
-    Column(
-        "version", Integer, primary_key=True, autoincrement=False, comment="version of these tables"
-    ),
-    Column("library_version", Text, nullable=False, comment="openrlhf-dbb release that made them"),
+    _key("version", Integer, "version of these tables"),
+    _required("library_version", Text, "openrlhf-dbb release that made them"),
 )
 
 run = _table(
@@ -52,48 +62,32 @@ run = _table(
         "uuid", Text, nullable=False, unique=True, comment="32 hex digits, unique in all databases"
     ),
     Column("name", Text, nullable=False, unique=True, comment="name given by the user"),
-    Column(
-        "status", Text, nullable=False, comment="running, stale (released unfinished) or finished"
+    _required("status", Text, "running, stale (released unfinished) or finished"),
+    _required("last_step", BigInteger, "last recorded training step, 0 before the first"),
+    _required("estimator", Text, "name of the reward estimator"),
+    _required("estimator_version", Integer, "version of the meaning of its state"),
+    _required("parameters", Text, "parameters of the estimator, JSON"),
+    _required("state_fields", Text, "names of the state's fields, JSON list"),
+    _required("model", Text, "model that is trained"),
+    _required("dataset", Text, "data set of the prompts"),
+    _required("dataset_digest", Text, "digest of its prompts and labels"),
+    _required("reward", Text, "reward function"),
+    _required("config", Text, "training configuration, JSON"),
+    _optional("method", Text, "training method (grpo, dapo, ...); NULL if not given"),
+    _required("created_at", Text, "start of the run, UTC, ISO 8601"),
+    _required("heartbeat_at", Text, "last write of its owner, UTC, ISO 8601"),
+    _required("writer_token", Text, "secret of the process that may write, its owner"),
+    _required("owner_host", Text, "host of the owner"),
+    _required("owner_pid", BigInteger, "its process id"),
+    _optional(
+        "owner_started", Text, "its start: clock ticks @ boot id @ PID namespace; NULL if unknown"
     ),
-    Column(
-        "last_step",
-        BigInteger,
-        nullable=False,
-        comment="last recorded training step, 0 before the first",
-    ),
-    Column("estimator", Text, nullable=False, comment="name of the reward estimator"),
-    Column(
-        "estimator_version", Integer, nullable=False, comment="version of the meaning of its state"
-    ),
-    Column("parameters", Text, nullable=False, comment="parameters of the estimator, JSON"),
-    Column("state_fields", Text, nullable=False, comment="names of the state's fields, JSON list"),
-    Column("model", Text, nullable=False, comment="model that is trained"),
-    Column("dataset", Text, nullable=False, comment="data set of the prompts"),
-    Column("dataset_digest", Text, nullable=False, comment="digest of its prompts and labels"),
-    Column("reward", Text, nullable=False, comment="reward function"),
-    Column("config", Text, nullable=False, comment="training configuration, JSON"),
-    Column("method", Text, comment="training method (grpo, dapo, ...); NULL if not given"),
-    Column("created_at", Text, nullable=False, comment="start of the run, UTC, ISO 8601"),
-    Column("heartbeat_at", Text, nullable=False, comment="last write of its owner, UTC, ISO 8601"),
-    Column(
-        "writer_token",
-        Text,
-        nullable=False,
-        comment="secret of the process that may write, its owner",
-    ),
-    Column("owner_host", Text, nullable=False, comment="host of the owner"),
-    Column("owner_pid", BigInteger, nullable=False, comment="its process id"),
-    Column(
-        "owner_started",
-        Text,
-        comment="its start: clock ticks @ boot id @ PID namespace; NULL if unknown",
-    ),
-    Column("parent_name", Text, comment="run this one was warm-started from; NULL if none"),
-    Column("parent_uuid", Text, comment="uuid of that run"),
-    Column("parent_step", BigInteger, comment="its last step at that time"),
-    Column("parent_weight", Double, comment="factor in (0, 1] on its alpha and beta"),
-    Column("parent_database", Text, comment="where it is stored"),
-    Column("shared_start", Text, comment="run-wide state from the warm start, JSON; NULL if none"),
+    _optional("parent_name", Text, "run this one was warm-started from; NULL if none"),
+    _optional("parent_uuid", Text, "uuid of that run"),
+    _optional("parent_step", BigInteger, "its last step at that time"),
+    _optional("parent_weight", Double, "factor in (0, 1] on its alpha and beta"),
+    _optional("parent_database", Text, "where it is stored"),
+    _optional("shared_start", Text, "run-wide state from the warm start, JSON; NULL if none"),
     comment="Training runs",
     sqlite_autoincrement=True,
 )
@@ -108,10 +102,8 @@ prompt = _table(
         unique=True,
         comment="16 bytes, BLAKE2b of prompt and label",
     ),
-    Column(
-        "prompt", Text, nullable=False, comment="what the model saw; U+0000 is stored as U+FFFD"
-    ),
-    Column("label", Text, nullable=False, comment="reference answer; U+0000 is stored as U+FFFD"),
+    _required("prompt", Text, "what the model saw; U+0000 is stored as U+FFFD"),
+    _required("label", Text, "reference answer; U+0000 is stored as U+FFFD"),
     comment="Prompts of all runs; the same text with another label is another prompt",
     sqlite_autoincrement=True,
 )
@@ -120,21 +112,15 @@ prompt = _table(
 # a row of dbb_step or dbb_evaluation, which have them.
 posterior = _table(
     "dbb_posterior",
-    Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
-    Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
-    Column(
-        "alpha", Double, comment="discounted successes, rollouts; NULL if the estimator has none"
+    _key("run_id", BigInteger, "the run"),
+    _key("prompt_id", BigInteger, "the prompt"),
+    _optional("alpha", Double, "discounted successes, rollouts; NULL if the estimator has none"),
+    _optional("beta", Double, "discounted failures, rollouts; NULL if the estimator has none"),
+    _optional(
+        "state", Text, "other state fields, JSON list in the order of state_fields; NULL if none"
     ),
-    Column("beta", Double, comment="discounted failures, rollouts; NULL if the estimator has none"),
-    Column(
-        "state",
-        Text,
-        comment="other state fields, JSON list in the order of state_fields; NULL if none",
-    ),
-    Column(
-        "visits", BigInteger, nullable=False, comment="steps of this run that trained on the prompt"
-    ),
-    Column("step", BigInteger, nullable=False, comment="the last of them; 0: warm start only"),
+    _required("visits", BigInteger, "steps of this run that trained on the prompt"),
+    _required("step", BigInteger, "the last of them; 0: warm start only"),
     comment="Current posterior of each prompt that a run has seen or was warm-started with",
     sqlite_with_rowid=False,
 )
@@ -142,47 +128,31 @@ posterior = _table(
 # Keyed by step first: appends stay at the end of the index however long the history is.
 history = _table(
     "dbb_history",
-    Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
-    Column(
-        "step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"
+    _key("run_id", BigInteger, "the run"),
+    _key("step", BigInteger, "training step, from 1"),
+    _key("prompt_id", BigInteger, "the prompt"),
+    _required("rollouts", BigInteger, "rewards seen in this step"),
+    _required("successes", Double, "their sum"),
+    _optional("alpha", Double, "posterior after the step, as in dbb_posterior"),
+    _optional("beta", Double, "posterior after the step"),
+    _optional("state", Text, "posterior after the step"),
+    _required("mean", Double, "estimated mean of one reward, used in this step"),
+    _required("variance", Double, "estimated variance of one reward, used in this step"),
+    _optional("prev_alpha", Double, "posterior before the step; NULL if there was none"),
+    _optional("prev_beta", Double, "posterior before the step"),
+    _optional(
+        "prev_state", Text, "posterior before the step if prev_step is 0; else that step has it"
     ),
-    Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
-    Column("rollouts", BigInteger, nullable=False, comment="rewards seen in this step"),
-    Column("successes", Double, nullable=False, comment="their sum"),
-    Column("alpha", Double, comment="posterior after the step, as in dbb_posterior"),
-    Column("beta", Double, comment="posterior after the step"),
-    Column("state", Text, comment="posterior after the step"),
-    Column(
-        "mean", Double, nullable=False, comment="estimated mean of one reward, used in this step"
-    ),
-    Column(
-        "variance",
-        Double,
-        nullable=False,
-        comment="estimated variance of one reward, used in this step",
-    ),
-    Column("prev_alpha", Double, comment="posterior before the step; NULL if there was none"),
-    Column("prev_beta", Double, comment="posterior before the step"),
-    Column(
-        "prev_state",
-        Text,
-        comment="posterior before the step if prev_step is 0; else that step has it",
-    ),
-    Column(
-        "prev_step",
-        BigInteger,
-        nullable=False,
-        comment="step of that posterior; 0: warm start; -1: none",
-    ),
-    Column(
+    _required("prev_step", BigInteger, "step of that posterior; 0: warm start; -1: none"),
+    _optional(
         "policy_version",
         Double,
-        comment="training steps its rollouts' policy had seen, mean; NULL: step - 1",
+        "training steps its rollouts' policy had seen, mean; NULL: step - 1",
     ),
-    Column(
+    _optional(
         "inclusion",
         Double,
-        comment="probability that the strategy drew the prompt; NULL: it does not choose",
+        "probability that the strategy drew the prompt; NULL: it does not choose",
     ),
     comment="Every posterior of every step, with the one before it, so that steps can be undone",
     sqlite_with_rowid=False,
@@ -190,18 +160,12 @@ history = _table(
 
 probe = _table(
     "dbb_probe",
-    Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
-    Column(
-        "step",
-        BigInteger,
-        primary_key=True,
-        autoincrement=False,
-        comment="training step whose policy was probed",
-    ),
-    Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
-    Column("samples", BigInteger, nullable=False, comment="extra rollouts"),
-    Column("successes", Double, nullable=False, comment="sum of their scores"),
-    Column("squares", Double, nullable=False, comment="sum of their squared scores"),
+    _key("run_id", BigInteger, "the run"),
+    _key("step", BigInteger, "training step whose policy was probed"),
+    _key("prompt_id", BigInteger, "the prompt"),
+    _required("samples", BigInteger, "extra rollouts"),
+    _required("successes", Double, "sum of their scores"),
+    _required("squares", Double, "sum of their squared scores"),
     comment="Extra rollouts that measure the policy; never trained on, never seen by the estimator",
     sqlite_with_rowid=False,
 )
@@ -209,53 +173,33 @@ probe = _table(
 # With row ids, unlike its neighbours: its texts are long.
 rollout = _table(
     "dbb_rollout",
-    Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
-    Column(
-        "step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"
+    _key("run_id", BigInteger, "the run"),
+    _key("step", BigInteger, "training step, from 1"),
+    _key("prompt_id", BigInteger, "the prompt"),
+    _key("sample", BigInteger, "place in its group, from 0"),
+    _optional("reward", Double, "what was optimized; NULL if it could not be verified"),
+    _optional(
+        "score", Double, "the verifier's, before penalties; NULL if it could not be verified"
     ),
-    Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
-    Column(
-        "sample",
-        BigInteger,
-        primary_key=True,
-        autoincrement=False,
-        comment="place in its group, from 0",
+    _required("advantage", Double, "0 if it could not be verified"),
+    _required("length", BigInteger, "response tokens"),
+    _optional("truncated", BigInteger, "1: cut at the length limit; 0: not; NULL: not known"),
+    _optional("log_prob", Double, "sum over the response's tokens when sampled; NULL if not known"),
+    _required("text", Text, "what the model wrote; U+0000 is stored as U+FFFD"),
+    _optional(
+        "policy_version", Double, "training steps the policy had seen that wrote it; NULL: step - 1"
     ),
-    Column("reward", Double, comment="what was optimized; NULL if it could not be verified"),
-    Column(
-        "score",
-        Double,
-        comment="the verifier's, before penalties; NULL if it could not be verified",
-    ),
-    Column("advantage", Double, nullable=False, comment="0 if it could not be verified"),
-    Column("length", BigInteger, nullable=False, comment="response tokens"),
-    Column("truncated", BigInteger, comment="1: cut at the length limit; 0: not; NULL: not known"),
-    Column(
-        "log_prob", Double, comment="sum over the response's tokens when sampled; NULL if not known"
-    ),
-    Column(
-        "text", Text, nullable=False, comment="what the model wrote; U+0000 is stored as U+FFFD"
-    ),
-    Column(
-        "policy_version",
-        Double,
-        comment="training steps the policy had seen that wrote it; NULL: step - 1",
-    ),
-    Column(
+    _optional(
         "baseline",
         Double,
-        comment="advantage = weight * (reward - baseline) / scale; NULL if not trained on",
+        "advantage = weight * (reward - baseline) / scale; NULL if not trained on",
     ),
-    Column("scale", Double, comment="the advantage is 0 where it is 0; NULL if not trained on"),
-    Column(
-        "weight",
-        Double,
-        comment="importance weight of the strategy, 1 without; NULL if not trained on",
+    _optional("scale", Double, "the advantage is 0 where it is 0; NULL if not trained on"),
+    _optional(
+        "weight", Double, "importance weight of the strategy, 1 without; NULL if not trained on"
     ),
-    Column(
-        "read",
-        Text,
-        comment="what the verifier read, or 'no answer' and why; NULL if it does not tell",
+    _optional(
+        "read", Text, "what the verifier read, or 'no answer' and why; NULL if it does not tell"
     ),
     comment="Some rollouts of every step",
 )
@@ -263,34 +207,27 @@ rollout = _table(
 step = _table(
     "dbb_step",
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run"),
-    Column(
-        "step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"
-    ),
-    Column("prompts", BigInteger, nullable=False, comment="rows of dbb_history in this step"),
-    Column("rollouts", BigInteger, nullable=False, comment="rewards seen in this step"),
-    Column("successes", Double, nullable=False, comment="their sum"),
-    Column(
-        "digest",
-        LargeBinary,
-        nullable=False,
-        comment="16 bytes, identifies the content of the step",
-    ),
-    Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
-    Column(
+    _key("step", BigInteger, "training step, from 1"),
+    _required("prompts", BigInteger, "rows of dbb_history in this step"),
+    _required("rollouts", BigInteger, "rewards seen in this step"),
+    _required("successes", Double, "their sum"),
+    _required("digest", LargeBinary, "16 bytes, identifies the content of the step"),
+    _required("created_at", Text, "UTC, ISO 8601"),
+    _optional(
         "shared",
         Text,
-        comment="run-wide state after the step, vectors by name, JSON; NULL: none or unchanged",
+        "run-wide state after the step, vectors by name, JSON; NULL: none or unchanged",
     ),
     # NULL: the step's rollouts were not counted.
     *(
-        Column(name, BigInteger, comment=f"{comment}; NULL if not counted")
+        _optional(name, BigInteger, f"{comment}; NULL if not counted")
         for name, comment in TOTALS.items()
     ),
-    Column("form", Text, comment="how a reward became an advantage, by name; NULL if not known"),
-    Column(
+    _optional("form", Text, "how a reward became an advantage, by name; NULL if not known"),
+    _optional(
         "metrics",
         Text,
-        comment="what the trainer logged of the step, numbers by name, JSON; NULL if nothing",
+        "what the trainer logged of the step, numbers by name, JSON; NULL if nothing",
     ),
     comment="Recorded steps: a step is here if and only if all of it was written",
     sqlite_with_rowid=False,
@@ -299,14 +236,8 @@ step = _table(
 checkpoint = _table(
     "dbb_checkpoint",
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run"),
-    Column(
-        "step",
-        BigInteger,
-        primary_key=True,
-        autoincrement=False,
-        comment="step the model was saved at",
-    ),
-    Column("tag", Text, primary_key=True, comment="name of the model checkpoint"),
+    _key("step", BigInteger, "step the model was saved at"),
+    _key("tag", Text, "name of the model checkpoint"),
     comment="Model checkpoints that the stored posteriors are known to cover",
     sqlite_with_rowid=False,
 )
@@ -315,16 +246,11 @@ event = _table(
     "dbb_event",
     Column("event_id", _Id, primary_key=True, comment="id of the event in this database"),
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), nullable=False, comment="the run"),
-    Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
-    Column(
-        "kind",
-        Text,
-        nullable=False,
-        comment="claim, take_over, roll_back, warm_start, known_rates or finish",
-    ),
-    Column("from_step", BigInteger, nullable=False, comment="last step before the event"),
-    Column("to_step", BigInteger, nullable=False, comment="last step after the event"),
-    Column("detail", Text, nullable=False, comment="JSON"),
+    _required("created_at", Text, "UTC, ISO 8601"),
+    _required("kind", Text, "claim, take_over, roll_back, warm_start, known_rates or finish"),
+    _required("from_step", BigInteger, "last step before the event"),
+    _required("to_step", BigInteger, "last step after the event"),
+    _required("detail", Text, "JSON"),
     comment="What happened to a run besides steps and checkpoints",
     sqlite_autoincrement=True,
 )
@@ -335,64 +261,34 @@ evaluation = _table(
     Column(
         "run_id", BigInteger, ForeignKey("dbb_run.run_id"), comment="the run that trained the model"
     ),
-    Column(
-        "step", BigInteger, comment="training step after which it was evaluated; NULL if not given"
+    _optional("step", BigInteger, "training step after which it was evaluated; NULL if not given"),
+    _required("name", Text, "name of the evaluation; training: made during training"),
+    _required("model", Text, "model that was evaluated"),
+    _required("config", Text, "sampling parameters and whatever else was given, JSON"),
+    _optional(
+        "generated_total", BigInteger, "training rollouts generated by then; NULL if not given"
     ),
-    Column(
-        "name",
-        Text,
-        nullable=False,
-        comment="name of the evaluation; training: made during training",
-    ),
-    Column("model", Text, nullable=False, comment="model that was evaluated"),
-    Column(
-        "config",
-        Text,
-        nullable=False,
-        comment="sampling parameters and whatever else was given, JSON",
-    ),
-    Column(
-        "generated_total",
-        BigInteger,
-        comment="training rollouts generated by then; NULL if not given",
-    ),
-    Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
+    _required("created_at", Text, "UTC, ISO 8601"),
     comment="Evaluations of a model; a new one replaces that of the same run, step and name",
     sqlite_autoincrement=True,
 )
 
 evaluation_result = _table(
     "dbb_evaluation_result",
-    Column(
-        "evaluation_id", BigInteger, primary_key=True, autoincrement=False, comment="the evaluation"
+    _key("evaluation_id", BigInteger, "the evaluation"),
+    _key("benchmark", Text, "name of the benchmark"),
+    _key("repeat", BigInteger, "evaluation run (seed), from 0"),
+    _key("place", BigInteger, "place of the prompt, from 0"),
+    _required("prompt_id", BigInteger, "the prompt"),
+    _required("samples", BigInteger, "responses (N)"),
+    _required("verified", BigInteger, "of these, responses with a score"),
+    _required("successes", Double, "sum of the scores"),
+    _optional("best", Double, "highest score; NULL if none is verified"),
+    _optional(
+        "majority", Double, "score of the most frequent answer; NULL if there are no answers"
     ),
-    Column("benchmark", Text, primary_key=True, comment="name of the benchmark"),
-    Column(
-        "repeat",
-        BigInteger,
-        primary_key=True,
-        autoincrement=False,
-        comment="evaluation run (seed), from 0",
-    ),
-    Column(
-        "place",
-        BigInteger,
-        primary_key=True,
-        autoincrement=False,
-        comment="place of the prompt, from 0",
-    ),
-    Column("prompt_id", BigInteger, nullable=False, comment="the prompt"),
-    Column("samples", BigInteger, nullable=False, comment="responses (N)"),
-    Column("verified", BigInteger, nullable=False, comment="of these, responses with a score"),
-    Column("successes", Double, nullable=False, comment="sum of the scores"),
-    Column("best", Double, comment="highest score; NULL if none is verified"),
-    Column(
-        "majority",
-        Double,
-        comment="score of the most frequent answer; NULL if there are no answers",
-    ),
-    Column("tokens", BigInteger, nullable=False, comment="tokens of all responses"),
-    Column("truncated", BigInteger, nullable=False, comment="responses cut at the length limit"),
+    _required("tokens", BigInteger, "tokens of all responses"),
+    _required("truncated", BigInteger, "responses cut at the length limit"),
     comment="Results of a model on each prompt of a benchmark in each evaluation run",
     sqlite_with_rowid=False,
 )
@@ -411,6 +307,12 @@ def _sum(count: str) -> str:
     return f"sum(CAST({count} AS DOUBLE PRECISION))"
 
 
+MEAN = "coalesce(alpha / nullif(alpha + beta, 0), mean)"
+"""SQL of the mean of a posterior in a row of the history; the estimate's where there is no posterior."""
+
+# The product of two ratios, not alpha * beta / (alpha + beta)^2, which may overflow, or underflow to 0.
+VARIANCE = """
+    coalesce((alpha / nullif(alpha + beta, 0)) * (beta / nullif(alpha + beta, 0)), variance)"""
 _SAMPLES = f"nullif({_sum('r.samples')}, 0)"
 _VERSION = "coalesce(policy_version, CAST(step - 1 AS DOUBLE PRECISION))"
 
@@ -473,7 +375,7 @@ VIEWS = {
               GROUP BY e.evaluation_id, e.run_id, e.step, e.name, e.model, e.generated_total, e.created_at,
                        r.benchmark, r.repeat) of_repeat
         GROUP BY evaluation_id, run_id, step, name, model, generated_total, created_at, benchmark""",
-    # The product of two ratios, not alpha * beta / (alpha + beta)^2, which may overflow, or underflow to 0.
+    # As MEAN and VARIANCE
     "posteriors": """
         SELECT q.run_id, q.prompt_id, q.alpha, q.beta, q.state,
                coalesce(q.alpha / nullif(q.alpha + q.beta, 0), h.mean) AS mean,

@@ -168,8 +168,9 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         row = schema.run.select().where(column.run_id == run.run_id, column.uuid == run.uuid)
         stored = connection.execute(row.with_for_update()).one_or_none()
         if stored is None:
-            problem = f"run {run.name!r} is no longer in {self.location}"
-            raise StoreError(f"{problem}; look it up again with find_run")
+            raise StoreError(
+                f"run {run.name!r} is no longer in {self.location}; look it up again with find_run"
+            )
         return stored
 
     def create_run(
@@ -197,8 +198,10 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             StoreError: the name is taken or not printable.
         """
         if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
-            problem = f"the run's name {name!r} is empty, not printable or has spaces around it"
-            raise StoreError(f"{problem}; choose another")
+            raise StoreError(
+                f"the run's name {name!r} is empty, not printable or has spaces around it; "
+                "choose another"
+            )
         now = write.utc_now()
         values = {
             "uuid": uuid.uuid4().hex,
@@ -224,8 +227,10 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             former = connection.execute(by_name.with_for_update()).one_or_none()
             if former is not None:
                 if not _never_trained(connection, former):
-                    problem = f"there is a run named {name!r} in {self.location}"
-                    raise StoreError(f"{problem}; resume it or choose another")
+                    raise StoreError(
+                        f"there is a run named {name!r} in {self.location}; "
+                        "resume it or choose another"
+                    )
                 write.delete_run(connection, former.run_id)
             connection.execute(schema.run.insert().values(values))
             row = connection.execute(by_name).one()
@@ -314,8 +319,10 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         with self.database.transaction() as connection:
             row = connection.execute(by_id).one_or_none()
         if row is None:
-            problem = f"there is no run with id {run_id} in {self.location}"
-            raise StoreError(f"{problem}; look it up again with find_run")
+            raise StoreError(
+                f"there is no run with id {run_id} in {self.location}; "
+                "look it up again with find_run"
+            )
         _record(row).checked()
         if row.status == "finished":
             raise StoreError(finished_text(row.name, row.last_step))

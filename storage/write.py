@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, select, text
 
-from openrlhf_dbb.storage import records, schema
+from openrlhf_dbb.storage import decode, records, schema
 from openrlhf_dbb.storage.engine import driver
 from openrlhf_dbb.storage.errors import StoreError
 from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, StateLayout, StepRows
@@ -125,18 +125,10 @@ def step(
     states = {"state": None} | layout.to_columns(rows.state) | layout.to_columns(previous, "prev_")
     history = vars(rows) | states | {"prompt_id": rows.prompt_ids, "prev_step": rows.previous_step}
     insert(connection, "dbb_history", of_step | history)
-    if rows.probes is not None:
-        insert(
-            connection,
-            "dbb_probe",
-            of_step | {"prompt_id": rows.probes.prompt_ids} | vars(rows.probes),
-        )
-    if rows.kept is not None:
-        insert(
-            connection,
-            "dbb_rollout",
-            of_step | {"prompt_id": rows.kept.prompt_ids} | vars(rows.kept),
-        )
+    for table, beside in (("dbb_probe", rows.probes), ("dbb_rollout", rows.kept)):
+        if beside is not None:
+            columns = of_step | {"prompt_id": beside.prompt_ids} | vars(beside)
+            insert(connection, table, columns)
     stale = connection.execute(_STALE, of_step).first()
     if stale is not None:
         raise StoreError(
@@ -256,7 +248,7 @@ def event(
 
 def utc_now() -> str:
     """Return the time in UTC, ISO 8601 with milliseconds: it sorts as text, and is the same in every database."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return decode.utc_text(datetime.now(timezone.utc))
 
 
 def insert(connection: Connection, table: str, columns: Mapping[str, Any]) -> None:

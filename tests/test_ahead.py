@@ -16,7 +16,7 @@ WAIT = 10.0
 class Training:
     """A training of one batch a step, in place of its generator. A batch is its step, and the policy that made it.
 
-    ``go`` has, by step, the event that a batch waits for.
+    ``go`` has, by step, the event that a batch waits for. It is its own filler, too.
     """
 
     def __init__(self, steps, *, size, max_lag=None):
@@ -25,6 +25,7 @@ class Training:
         )
         self.steps, self.begun, self.go, self.vllm_engines, self.oldest = steps, [], {}, [], []
         self.drop_stale = self.oldest.append
+        self.filler = self
         self.ahead = GenerationAhead(self, SimpleNamespace(train=train), 0, 0)
 
     def generate_samples(self):

@@ -251,8 +251,8 @@ def test_plain_batches_are_whole_and_the_rest_of_a_pass_waits(generator):
     passes = [draw(made) for _ in range(4)]
     assert passes == [("12", 2, False), ("", 1, True), ("31", 1, False), ("23", 2, False)]
     assert beside(made) == ("", 0)
-    assert made.generated == 6 * GROUP
-    assert made.unused() == 0
+    assert made.filler.generated == 6 * GROUP
+    assert made.filler.unused() == 0
 
 
 def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generator):
@@ -287,7 +287,7 @@ def test_a_verifier_that_is_down_for_three_batches_ends_the_training(generator, 
     with pytest.raises(RunError, match="no rollout of the last 6 prompts could be verified"):
         for _ in range(9):
             made.generate_samples()
-    assert made.generated == 10 * GROUP
+    assert made.filler.generated == 10 * GROUP
 
 
 def test_rejected_groups_are_replaced_until_the_pass_ends(generator):
@@ -295,12 +295,12 @@ def test_rejected_groups_are_replaced_until_the_pass_ends(generator):
     # 1 is rejected, for it 3, for it 4. Then 5 is, for it 7, then nothing is left: 6 waits.
     assert draw(made) == ("24", 4, False)
     assert beside(made) == ("13", 0)
-    assert made.generated == 4 * GROUP
+    assert made.filler.generated == 4 * GROUP
     assert draw(made) == ("", 3, True)
     # Completed in the next pass: 1 is rejected, for it 2.
     assert draw(made) == ("62", 2, False)
     assert beside(made) == ("157", 0)
-    assert made.generated == 9 * GROUP
+    assert made.filler.generated == 9 * GROUP
     assert draw(made) == ("46", 4, False)  # 3 is rejected, for it 5, for it 6
     assert beside(made) == ("35", 0)
 
@@ -321,7 +321,7 @@ def test_kept_groups_stand_in_the_order_in_which_they_were_sent(generator, engin
 def test_the_surplus_of_a_round_is_observed(generator):
     made = generator([HARD, MIXED, MIXED, EASY, MIXED, MIXED, MIXED, MIXED], Mixed(a_round=6))
     assert draw(made) == ("23", 6, False)
-    assert made.generated == 6 * GROUP
+    assert made.filler.generated == 6 * GROUP
     taken = sorted(made.last_batch.filtered, key=lambda group: group.prompt)
     assert texts(taken) == "1456"
     assert [rollout.scores.item() for rollout in rollouts_of(taken)] == [0, 0, 1, 1, 1, 0, 1, 0]
@@ -334,16 +334,16 @@ def test_skipped_prompts_are_counted_and_cost_nothing(generator):
     assert draw(made) == ("45", 2, True)
     assert draw(made) == ("23", 3, False)  # 1 rests; the third kept group is surplus
     assert beside(made) == ("4", 1)
-    assert made.generated == (3 + 2 + 3) * GROUP
+    assert made.filler.generated == (3 + 2 + 3) * GROUP
     nothing_left = generator([EASY, HARD], Resting(a_round=3, passes=9))
     assert [draw(nothing_left) for _ in range(3)] == [("", 2, True), ("", 0, True), ("", 0, True)]
-    assert nothing_left.unused() == 2 * GROUP
+    assert nothing_left.filler.unused() == 2 * GROUP
 
 
 def test_what_was_not_verified_is_no_score(generator):
     made = generator(["1?", "0?", "??", MIXED], Mixed())
     assert draw(made)[0] == ""
-    assert made.unused() == 4 * GROUP  # the fourth is kept and waits
+    assert made.filler.unused() == 4 * GROUP  # the fourth is kept and waits
     plain = generator(["1?", "0?"])
     rollouts = rollouts_of(plain.generate_samples()[0].trained)
     assert [str(rollout.scores.item()) for rollout in rollouts] == ["1.0", "nan", "0.0", "nan"]
@@ -361,8 +361,8 @@ def test_a_budget_is_never_exceeded_and_no_batch_is_begun_that_cannot_be_filled(
     assert [draw(made)[0] for _ in range(3)] == ["12", "", "31"]
     with pytest.raises(BudgetSpent):
         draw(made)
-    assert made.generated == 8
-    assert made.unused() == 0
+    assert made.filler.generated == 8
+    assert made.filler.unused() == 0
     rounds = generator([MIXED] * 9, Mixed(a_round=6), max_rollouts=8 * GROUP)
     assert [draw(rounds) for _ in range(2)] == [
         ("12", 6, False),
@@ -370,7 +370,7 @@ def test_a_budget_is_never_exceeded_and_no_batch_is_begun_that_cannot_be_filled(
     ]  # two of a round of six
     with pytest.raises(BudgetSpent):
         draw(rounds)
-    assert rounds.generated == 8 * GROUP
+    assert rounds.filler.generated == 8 * GROUP
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -383,7 +383,7 @@ def test_a_checkpoint_between_steps_continues_with_the_same_batches(generator, l
     def train(made, count):
         """Batches, with what came with them."""
         return [
-            (draw_batches(made, 1), *beside(made), made.generated, made.last_batch.snapshot)
+            (draw_batches(made, 1), *beside(made), made.filler.generated, made.last_batch.snapshot)
             for _ in range(count)
         ]
 
@@ -416,13 +416,13 @@ def test_more_responses_are_scored_as_in_training_and_the_engine_sleeps_again(ge
         [("a", "10?", 0.5, 3), ("b", "0-1", 0.5, 3)],
         "sleep",
     )
-    assert (made.generated, made.unused()) == (0, 0)
+    assert (made.filler.generated, made.filler.unused()) == (0, 0)
 
 
 def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engine):
     made = generator([MIXED] * 5, at_a_time=3)
     assert draw(made) == ("12", 3, False)
-    assert made.generated == 3 * GROUP
+    assert made.filler.generated == 3 * GROUP
     assert made.last_batch.filtered == ()
     assert draw(made) == ("34", 2, False)  # 3 has waited; two more make three at a time again
     assert draw(made) == ("", 0, True)  # 5 waits for the next pass
@@ -447,11 +447,11 @@ def test_after_the_first_batch_log_probs_come_only_where_they_are_needed(
 
 def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):
     made = generator([MIXED] * 6, at_a_time=4)
-    made.version = 0
-    made.drop_stale(0)
+    made.filler.version = 0
+    made.filler.drop_stale(0)
     assert draw(made)[0] == "12"
-    made.version = 2
-    made.drop_stale(1)
+    made.filler.version = 2
+    made.filler.drop_stale(1)
     assert (draw(made)[0], beside(made)) == ("56", ("34", 0))
     assert [group.version for group in made.last_batch.trained + made.last_batch.filtered] == [
         2,
@@ -532,11 +532,11 @@ def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(
     handed = ahead([MIXED] * 2, partial=partial)
     with handed.updating():  # of a resume: the engines get the weights of the checkpoint
         pass
-    assert (handed._generator.version, ray.get(engine.recorded.remote())) == (0, [])
+    assert (handed._generator.filler.version, ray.get(engine.recorded.remote())) == (0, [])
     draw(handed)
     with handed.updating():
         pass
-    assert handed._generator.version == 1
+    assert handed._generator.filler.version == 1
     assert [call for call in ray.get(engine.recorded.remote()) if isinstance(call, str)] == calls
 
 
@@ -555,7 +555,7 @@ def test_benchmarks_are_shared_by_the_engines_and_cost_no_rollouts(generator, en
     )
     sizes = ray.get([each.recorded.remote("sizes") for each in engines])
     assert [sorted(of_engine) for of_engine in sizes] == [[2, 8], [2, 8]]  # at most 8 in a call
-    assert (made.generated, made.unused()) == (0, 0)
+    assert (made.filler.generated, made.filler.unused()) == (0, 0)
 
 
 def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(
@@ -570,4 +570,4 @@ def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(
     assert [sample.prompts[0] for sample in samples] == list("112233")
     assert [sample.scores.item() for sample in samples] == [1, 1, 1, 0, 0, 0]
     assert {call[2:] for call in ray.get(engine.recorded.remote())} == {(0.6, 2)}
-    assert (made.generated, made.unused()) == (0, 0)
+    assert (made.filler.generated, made.filler.unused()) == (0, 0)

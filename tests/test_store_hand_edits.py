@@ -123,7 +123,7 @@ def read_all(store, ref):
     read.unverified_visits(store, run)
     read.kept_scores(store, run)
     read.kept_group(store, run, 2, 2)
-    read.whole_prompts(store, ids)
+    read.prompt_texts(store, ids)
     store.checkpoints(run)
 
 

@@ -84,8 +84,10 @@ def collect(data: Any, samples: Sequence[Any]) -> dict[str, Results]:
     shape = (1, len(data.prompts), len(samples) // len(data.prompts))
     scores_R = scores(samples)
     if scores_R is None:
-        advice = "give --reward.remote_url, or --eval.steps -1"
-        raise UsageError(f"an evaluation needs rewards at generation; {advice}")
+        raise UsageError(
+            "an evaluation needs rewards at generation; "
+            "give --reward.remote_url, or --eval.steps -1"
+        )
     tokens = np.array([int(sample.response_length.item()) for sample in samples])
     truncated = np.array([bool(sample.truncated.item()) for sample in samples])
     sources = np.array([str(source) for source in data.datasources])

@@ -37,6 +37,11 @@ class Prompt(NamedTuple):
         return self.text, str(self.label)
 
 
+def prompts_of(data: Any) -> list[Prompt]:
+    """Return the rows of OpenRLHF's data set."""
+    return list(map(Prompt, data.prompts, data.labels, data.images))
+
+
 Group = filling.Group[Prompt, Experience]
 Batch = filling.Batch[Prompt, Experience]
 
@@ -60,6 +65,10 @@ class RolloutBatch(Batch):
     def __len__(self) -> int:
         """Return the number of rollouts to train on. OpenRLHF's loop asks for it."""
         return len(rollouts_of(self.trained))
+
+
+Generated = tuple[RolloutBatch, float | None, int, bool]
+"""See :meth:`RolloutGenerator.generate_samples`."""
 
 
 def rollouts_of(groups: Iterable[Group]) -> list[Experience]:
@@ -89,7 +98,7 @@ class LoaderPrompts:
 
     def __init__(self, dataloader: Any, prompt_ids: Mapping[Key, int]) -> None:
         data = dataloader.dataset
-        rows = list(map(Prompt, data.prompts, data.labels, data.images))
+        rows = prompts_of(data)
         self._dataloader = dataloader
         self._prompt_ids = prompt_ids
         self._rows = len(rows)
@@ -122,6 +131,9 @@ class RolloutGenerator(SamplesGenerator):
 
     OpenRLHF trains on the short batch at the end of a pass, which may not fill an optimizer step. Here its groups wait
     until the next pass completes the batch. OpenRLHF's trainer takes the generator for its data loader, too.
+
+    Attributes:
+        filler: fills the batches; it counts the rollouts and knows the policy that the engines have.
     """
 
     def __init__(
@@ -141,7 +153,7 @@ class RolloutGenerator(SamplesGenerator):
         # A strategy that judges hears of every group at once, since it may replace it.
         self._prompts_a_call = 1 if judges else PROMPTS_A_CALL
         at_a_time = self.args.rollout.vllm_generate_batch_size
-        self._filler: Filler[Prompt, Experience] = Filler(
+        self.filler: Filler[Prompt, Experience] = Filler(
             LoaderPrompts(self.prompts_dataloader, prompt_ids),
             self,
             sampler,
@@ -159,30 +171,8 @@ class RolloutGenerator(SamplesGenerator):
         self._options: dict[str, Any] = {}  # OpenRLHF's, of the batch that is being filled
         self._calls_pending: dict[Any, list[int]] = {}  # of each call of Ray its tickets
 
-    @property
-    def sampler(self) -> Sampler:
-        """The strategy's sampler."""
-        return self._filler.sampler
-
-    @property
-    def generated(self) -> int:
-        """Training rollouts so far."""
-        return self._filler.generated
-
-    @property
-    def version(self) -> Any:
-        """In async training, the steps that the engines' policy has seen; else None."""
-        return self._filler.version
-
-    @version.setter
-    def version(self, steps: int) -> None:
-        """Set the number of steps that the engines' policy has seen."""
-        self._filler.version = steps
-
     @torch.no_grad()
-    def generate_samples(
-        self, **generate_kwargs: Any
-    ) -> tuple[RolloutBatch, float | None, int, bool]:
+    def generate_samples(self, **generate_kwargs: Any) -> Generated:
         """Return one whole rollout batch, or an empty one if the pass over the data ends first.
 
         With it, as OpenRLHF's loop expects: the share of groups kept, in percent; the number of prompts generated for;
@@ -191,14 +181,14 @@ class RolloutGenerator(SamplesGenerator):
         log_probs = self._takes_log_probs or self._compares
         self._options = generate_kwargs | {"log_probs": log_probs}
         self._calls_pending = {}
-        with contextlib.nullcontext() if self._filler.is_full else self._engines_awake():
-            batch = self._filler.fill()
+        with contextlib.nullcontext() if self.filler.is_full else self._engines_awake():
+            batch = self.filler.fill()
         if batch is None:
-            return RolloutBatch(), None, self._filler.sent, True
+            return RolloutBatch(), None, self.filler.sent, True
         self._compares = False
         kept = 100 * len(batch.trained) / (len(batch.trained) + len(batch.filtered))
         rollouts = RolloutBatch(batch.trained, batch.filtered, batch.skipped, self.snapshot())
-        return rollouts, kept, self._filler.sent, self._filler.pass_is_over
+        return rollouts, kept, self.filler.sent, self.filler.pass_is_over
 
     def begin(self, requests: Sequence[Request[Prompt]]) -> None:
         """Ask the engines for groups."""
@@ -228,20 +218,12 @@ class RolloutGenerator(SamplesGenerator):
             rollout.info["score"] = rollout.scores.nan_to_num()
         return rollout
 
-    def drop_stale(self, oldest: int) -> None:
-        """Set aside the waiting groups of policies before version ``oldest``."""
-        self._filler.drop_stale(oldest)
-
-    def unused(self) -> int:
-        """Return the number of rollouts of a last batch that was not filled."""
-        return self._filler.unused()
-
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint between two steps holds. A resume asks once more for the groups that wait."""
-        state = self._filler.state()
+        state = self.filler.state()
         place = state.pop("place")
         return Snapshot(
-            state, place, self._filler.ends_pass, self.sampler.metrics(), state["generated"]
+            state, place, self.filler.ends_pass, self.filler.sampler.metrics(), state["generated"]
         )
 
     def load(self, state: dict[str, Any], place: dict[str, Any]) -> None:
@@ -250,7 +232,7 @@ class RolloutGenerator(SamplesGenerator):
         for prompt, drawn in state["again"]:
             prompt_id = prompt if isinstance(prompt, int) else self._prompt_ids[Prompt(*prompt).key]
             again.append((prompt_id, drawn))
-        self._filler.load({**state, "again": again, "place": place})
+        self.filler.load({**state, "again": again, "place": place})
 
     def __len__(self) -> int:
         return len(self.prompts_dataloader)
@@ -268,15 +250,16 @@ class RolloutGenerator(SamplesGenerator):
         options = generate_kwargs | {"n_samples_per_prompt": samples}
         scores_R = scores(self._sample_groups(prompts, **options))
         if scores_R is None:
-            advice = "let the agent return one, or leave out the probes"
-            raise ValueError(f"a response to a probe has no score; {advice}")
+            raise ValueError(
+                "a response to a probe has no score; "
+                "let the agent return one, or leave out the probes"
+            )
         return scores_R.reshape(len(prompts), samples)
 
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Experience]:
         """Return samples of all evaluation prompts, side by side, in the order of the data."""
         # OpenRLHF waits for each rollout batch of prompts, and returns prompts in the order in which they finish.
-        data = self.eval_dataloader.dataset
-        prompts = list(map(Prompt, data.prompts, data.labels, data.images))
+        prompts = prompts_of(self.eval_dataloader.dataset)
         return self._sample_groups(prompts, **generate_kwargs)
 
     @torch.no_grad()

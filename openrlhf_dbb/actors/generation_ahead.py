@@ -11,9 +11,7 @@ from typing import Any
 
 import ray
 
-from openrlhf_dbb.actors.generation import RolloutBatch, RolloutGenerator
-
-_Result = tuple[RolloutBatch, float | None, int, bool]  # see RolloutGenerator.generate_samples
+from openrlhf_dbb.actors.generation import Generated, RolloutBatch, RolloutGenerator
 
 
 class GenerationAhead:
@@ -27,10 +25,10 @@ class GenerationAhead:
         self._generator = generator
         self._train = args.train
         self._episode = episode
-        generator.version = step
+        generator.filler.version = step
         self._made = step  # of the last batch
         self._taken = step  # likewise
-        self._results: deque[_Result] = deque()
+        self._results: deque[Generated] = deque()
         self._error: BaseException | None = None
         self._making = False
         self._updating = False
@@ -39,7 +37,7 @@ class GenerationAhead:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def generate_samples(self, **generate_kwargs: Any) -> _Result:
+    def generate_samples(self, **generate_kwargs: Any) -> Generated:
         """Return the next batch of :meth:`RolloutGenerator.generate_samples`, or raise its error."""
         if self._thread is None:
             # A daemon, since the end of the training must not wait for a batch.
@@ -71,7 +69,7 @@ class GenerationAhead:
             ray.get([engine.pause_generation.remote() for engine in engines])
         try:
             yield
-            self._generator.version += 1
+            self._generator.filler.version += 1
         finally:
             if partial:
                 ray.get([engine.resume_generation.remote() for engine in engines])
@@ -94,7 +92,7 @@ class GenerationAhead:
                         break
                     self._making = True
                 if self._train.max_lag is not None:
-                    self._generator.drop_stale(self._made - self._train.max_lag)
+                    self._generator.filler.drop_stale(self._made - self._train.max_lag)
                 result = self._generator.generate_samples(**generate_kwargs)
                 with self._changed:
                     self._making = False
@@ -115,5 +113,5 @@ class GenerationAhead:
             return True
         has_room = self._made - self._taken < self._train.async_queue_size
         max_lag = self._train.max_lag
-        is_fresh = max_lag is None or self._made - self._generator.version <= max_lag
+        is_fresh = max_lag is None or self._made - self._generator.filler.version <= max_lag
         return has_room and is_fresh and not self._updating

@@ -1,6 +1,5 @@
 """The README.md of a model that a run saves: where it comes from, and its held-out accuracy."""
 
-from importlib.metadata import distributions
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
@@ -10,6 +9,7 @@ from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.compare_runs import held_out_difference
 from openrlhf_dbb.inspect.numbers import usage_totals
 from openrlhf_dbb.inspect.status import parameters
+from openrlhf_dbb.platform import machine
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 
@@ -61,10 +61,7 @@ def model_card(store: PosteriorStore, run: RunRecord, step: int, chosen_by: str 
     config = run.config
     form = config["algo.advantage.estimator"]
     held_out = [config["eval.dataset"], config["eval.benchmarks"]]
-    versions = {"openrlhf-dbb": __version__}
-    for package in distributions():
-        if package.name in _PACKAGES:
-            versions[package.name] = package.version
+    versions = {"openrlhf-dbb": __version__, **machine.installed(_PACKAGES)}
     choice = ""
     if chosen_by:
         choice = _CHOICE.format(measure=chosen_by)

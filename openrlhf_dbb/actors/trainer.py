@@ -17,7 +17,12 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf_dbb import chosen, storage, upstream
 from openrlhf_dbb.actors import evaluation, generation
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker
-from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutBatch, RolloutGenerator
+from openrlhf_dbb.actors.generation import (
+    BudgetSpent,
+    RolloutBatch,
+    RolloutGenerator,
+    prompts_of,
+)
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.model_card import model_card
 from openrlhf_dbb.actors.progress import DIFFERENCE, GENERATING, TRAINING, Progress, StepOutcome
@@ -86,7 +91,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._folder = Path(self.args.ckpt.path)
         self._best = BestModel(self._folder, run_uuid)
         data = self.prompts_dataloader.dataset
-        keys = [prompt.key for prompt in map(Prompt, data.prompts, data.labels, data.images)]
+        keys = [prompt.key for prompt in prompts_of(data)]
         texts, labels = zip(*keys, strict=True)
         self._posteriors = Posteriors.resume(store_url, run_uuid, texts, labels, sources=sources)
         self._run = self._posteriors.run
@@ -171,7 +176,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """
         if not cpu.active():  # before an evaluation takes an hour
             self.progress.enter("trying the longest micro-batch")
-            ray.get(self.actor_model_group.async_run_method(method_name="try_longest_micro_batch"))
+            self._on_policy("try_longest_micro_batch")
             self.broadcast_to_vllm()  # the engines have these weights already: this tries the way to them
         try:
             super().fit(global_step)
@@ -183,7 +188,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 self._ahead.close()
         if not self.progress.step:
             raise RunError(
-                f"{self._generator.unused()} rollouts did not fill one batch of groups with different rewards; "
+                f"{self._generator.filler.unused()} rollouts did not fill one batch of groups with different rewards; "
                 "the data is too easy or too hard for the model: use other data, or --rollout.strategy plain"
             )
         # The trackers are closed by now. If the last step is not a multiple of eval.steps, it is evaluated here.
@@ -192,6 +197,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._evaluates and self.progress.step not in self.progress.accuracy:
             self._evaluate(self.progress.step)
 
+    def _on_policy(self, method: str, **arguments: Any) -> list[Any]:
+        """Call a method of the policy's actor on every rank; return what each one returns."""
+        results = self.actor_model_group.async_run_method(method_name=method, **arguments)
+        return list(ray.get(results))
+
     def _trackers(self) -> list[Any]:
         trackers = (self.wandb_logger, self.tensorboard_logger)
         return [tracker for tracker in trackers if tracker is not None]
@@ -199,8 +209,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def finish(self) -> Progress:
         """Describe the saved model, mark the run as finished, and close its database."""
         card = model_card(self._posteriors.store, self._run.record, self.progress.step)
-        ray.get(self.actor_model_group.async_run_method(method_name="save_card", text=card))
-        self._posteriors.finish(self._generator.unused())
+        self._on_policy("save_card", text=card)
+        self._posteriors.finish(self._generator.filler.unused())
         self._best.settle(self.progress.step)
         self.progress.best = self._best.newest()
         self.progress.best_folder = self._best.link
@@ -240,9 +250,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """Return the states of the checkpoint, which every rank must have loaded, or of a start."""
         if self._checkpoint is None:
             return {"episode": 0, "global_step": 0, "total_consumed_prompts": 0}
-        states = ray.get(
-            self.actor_model_group.async_run_method(method_name="get_checkpoint_states")
-        )
+        states = self._on_policy("get_checkpoint_states")
         loaded = [(state.get("global_step"), state.get(MARK, {}).get("run")) for state in states]
         checkpoints.check_loaded(self._folder, self._checkpoint, self._run.record.uuid, loaded)
         return dict(states[0])
@@ -358,9 +366,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def _complete_checkpoint(self, step: int, tag: str) -> None:
         """Let a checkpoint count as whole, once the store is durable up to it."""
-        listings = ray.get(
-            self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag)
-        )
+        listings = self._on_policy("checkpoint_files", tag=tag)
         listings += self._save_replays(tag)
         folder = checkpoints.actor_folder(self._folder, tag)
         listings.append(saved_generation.save(folder, self._snapshot.state))
@@ -433,9 +439,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._best.wants(candidate):
             self.progress.enter("saving the best model")
             folder = str(self._best.begin())
-            listings = ray.get(
-                self.actor_model_group.async_run_method(method_name="save_best", folder=folder)
-            )
+            listings = self._on_policy("save_best", folder=folder)
             self._best.finish(candidate, listings)
 
 

@@ -23,8 +23,13 @@ def add_commands(add: Any) -> None:
         f"try this model on {_PROBLEMS} problems of each: a folder, one on the hub, or {_SMOLLM2}"
     )
     parser.add_argument("--model", help=text)
-    limit = "limit on response length (default: %(default)s)"
-    parser.add_argument("--max_new_tokens", type=int, default=64, metavar="N", help=limit)
+    parser.add_argument(
+        "--max_new_tokens",
+        type=int,
+        default=64,
+        metavar="N",
+        help="limit on response length (default: %(default)s)",
+    )
     some = "only these, as chain_sum?max_terms=2 with settings (default: all; with --model ten of arithmetic)"
     parser.add_argument("--tasks", metavar="TASK,...", help=some)
 

@@ -14,7 +14,7 @@ from openrlhf_dbb.core.memory import MemorySupportError
 from openrlhf_dbb.core.scale import supports_run
 from openrlhf_dbb.estimators import RewardEstimator, State
 from openrlhf_dbb.estimators.text_prior import text_features
-from openrlhf_dbb.storage.read import read_log, whole_prompts
+from openrlhf_dbb.storage.read import prompt_texts, read_log
 
 
 def checked_pass_rates(pass_rates: Any, prompts: int) -> Floats:
@@ -110,7 +110,7 @@ def replay(
     prompt_ids, prompt_V = np.unique(log.prompt_id, return_inverse=True)
     state = belief.initial_state(len(prompt_ids))
     if belief.reads_texts:
-        state["features"] = text_features([text for text, _ in whole_prompts(store, prompt_ids)])
+        state["features"] = text_features([text for text, _ in prompt_texts(store, prompt_ids)])
     rewards_V_G = rewards_of(log.rollouts, log.successes)
     step_starts = np.flatnonzero(np.diff(log.step)) + 1
     for rows in np.split(np.arange(len(log.step)), step_starts):

@@ -87,8 +87,9 @@ def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     listed = attrgetter(flag)(args)
     rewards = args.reward.remote_url or []
     if data.label_key is None and any(Path(url).parent == MATH_FILE.parent for url in rewards):
-        problem = "--data.label_key is missing"
-        raise UsageError(f"{problem}: name the column that holds the answer to verify against")
+        raise UsageError(
+            "--data.label_key is missing: name the column that holds the answer to verify against"
+        )
     rows = _blended(listed, args, backend, flag)
     rows = rows.select(range(min(data.max_samples, len(rows))))
     if len(rows) == 0:
@@ -172,10 +173,11 @@ def control_tokens(
             continue
         rows = [row for row, text in enumerate(texts, 1) if str(token) in text]
         if rows and (applied or len(rows) < len(texts)):
-            share = f"{len(rows)} of {len(texts)} prompts"
-            problem = f"{share} contain the control token {str(token)!r}, first row {rows[0]}"
-            advice = "the model does not read it as text; take it out"
-            return [f"{source}: {problem}: {advice}"]
+            return [
+                f"{source}: {len(rows)} of {len(texts)} prompts "
+                f"contain the control token {str(token)!r}, first row {rows[0]}: "
+                "the model does not read it as text; take it out"
+            ]
     return []
 
 
@@ -204,8 +206,10 @@ def choose(
     data = args.data
     source = f"--{TRAINING} {data.prompt_dataset}"
     if isinstance(loaded[0][data.input_key], list) and not data.apply_chat_template:
-        problem = "the prompts are messages; give --data.apply_chat_template, and a model with one"
-        raise UsageError(f"{source}: {problem}")
+        raise UsageError(
+            f"{source}: "
+            "the prompts are messages; give --data.apply_chat_template, and a model with one"
+        )
     prompts = [prompt_text(prompt) for prompt in loaded[data.input_key][:]]
     warnings = _label_warnings(held_out, data)
     rows, notes = _distinct(prompts, held_out, args, warnings)
@@ -213,8 +217,9 @@ def choose(
     fits, dropped, advice = _fitting(texts, labels, args, tokenizer)
     notes += dropped
     if not any(labels):
-        empty = "a reward function gets empty ones (--data.label_key names their column)"
-        notes.append(f"no labels: {empty}")
+        notes.append(
+            "no labels: a reward function gets empty ones (--data.label_key names their column)"
+        )
     report = "; ".join([f"{len(fits)} of {len(prompts)} prompts", *notes])
     warnings += _size_warnings(len(fits), f"{source} leaves {report}", advice, args)
     chosen = [rows[i] for i in fits]
@@ -282,8 +287,10 @@ def _distinct(
     if any(map(tasks.is_spec, _names(args.data.prompt_dataset))):
         return untested, notes + _counted((both, f"in --{HELD_OUT} dropped"))
     if both:
-        problem = f"--{TRAINING}: {both} of {len(kept)} prompts are in --{HELD_OUT}, too"
-        warnings.append(f"{problem}, so that they are not held out; drop them from one of the two")
+        warnings.append(
+            f"--{TRAINING}: {both} of {len(kept)} prompts are in --{HELD_OUT}, too, "
+            "so that they are not held out; drop them from one of the two"
+        )
     return kept, notes + _counted((both, f"in --{HELD_OUT} too"))
 
 
@@ -374,6 +381,8 @@ def _label_warnings(held_out: Any, data: SimpleNamespace) -> list[str]:
     if not bad:
         return []
     place, reason = next(iter(bad.items()))
-    rows = f"{len(bad)} of {len(labels)} rows"
-    problem = f"--{HELD_OUT}: {rows} have another label than an earlier row of their prompt"
-    return [f"{problem}, {place}: {reason}; fix or drop them"]
+    return [
+        f"--{HELD_OUT}: {len(bad)} of {len(labels)} rows "
+        "have another label than an earlier row of their prompt, "
+        f"{place}: {reason}; fix or drop them"
+    ]

@@ -102,8 +102,9 @@ def _problems(
 ) -> list[dict[str, str]]:
     """Return the rows of a task."""
     if "pass_rate_key" in keys:
-        problem = "a program makes it, without pass rates"
-        raise UsageError(f"{source}: {problem}; leave --data.pass_rate_key out")
+        raise UsageError(
+            f"{source}: a program makes it, without pass rates; leave --data.pass_rate_key out"
+        )
     rows = []
     for made in tasks.problems(name, data.task_instruction):
         row = {data.input_key: made["prompt"], data.label_key: made["label"]}
@@ -158,8 +159,9 @@ def _check_file(name: str, source: str) -> None:
         return
     if suffix != ".parquet":
         readable = ", ".join(FILES)
-        problem = "files of this kind are not read"
-        raise UsageError(f"{source}: {problem}; give {readable}, or .jsonl.gz")
+        raise UsageError(
+            f"{source}: files of this kind are not read; give {readable}, or .jsonl.gz"
+        )
     from pyarrow import parquet
 
     try:
@@ -270,8 +272,10 @@ def _messages_fault(messages: list[Any]) -> str | None:
     for number, message in enumerate(messages, 1):
         fields = message if isinstance(message, dict) else {}
         if not all(isinstance(fields.get(key), str) for key in ("role", "content")):
-            problem = f"its message {number} has no texts as role and content"
-            return f"{problem} (an image is <image> in the text)"
+            return (
+                f"its message {number} has no texts as role and content "
+                "(an image is <image> in the text)"
+            )
     last = messages[-1]["role"]
     if last not in ("user", "tool"):
         return f"its last message is of role {last}; end with the user's"

@@ -117,7 +117,7 @@ def _story(prepared: Prepared, store: storage.PosteriorStore, log: read.StepLog)
     most = int(moved_P.argmax())
     places = np.linspace(first_P[most], last_P[most], min(visits_P[most], _TOLD))
     visits = by_prompt[places.round().astype(int)]
-    prompts = read.whole_prompts(store, np.array([ids_P[most], *ids_P[:_TOLD]]))
+    prompts = read.prompt_texts(store, np.array([ids_P[most], *ids_P[:_TOLD]]))
     question = shown(_questions([text for text, _ in prompts])[0])
     means = ", ".join(f"{mean:.2f}" for mean in mean_V[visits])
     steps = ", ".join(map(str, log.step[visits]))

@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import closing
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from openrlhf_dbb.options import (
     require_stack,
     template_arguments,
 )
-from openrlhf_dbb.platform import cpu, cuda
+from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.saved.checkpoints import write_json
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.terminal import safe
@@ -238,9 +237,10 @@ def _prompts(options: Options, entry: Benchmark, model: Model) -> BenchmarkPromp
     prompts = loading.prepare(loaded, model, options.chat_template, options.max_new_tokens)
     arguments = options.chat_template_kwargs
     if arguments is not None and not prompts.chat_template:
-        lacks = f"benchmark {entry.name} gets no chat template"
-        problem = f"--chat_template_kwargs {arguments}: {lacks}"
-        raise UsageError(f"{problem}; leave it out, or give --chat_template")
+        raise UsageError(
+            f"--chat_template_kwargs {arguments}: benchmark {entry.name} gets no chat template; "
+            "leave it out, or give --chat_template"
+        )
     return prompts
 
 
@@ -256,10 +256,6 @@ def _print_benchmark(name: str, prompts: BenchmarkPrompts, settings: Settings) -
 
 def settings_of(options: Options, model: Model, asked: Asked) -> Settings:
     """Return what ``evaluation.json`` has: what the responses depend on."""
-    versions = {}
-    for package in distributions():
-        if package.name in _PACKAGES:
-            versions[package.name] = package.version
     return {
         "model": model.name,
         "revision": model.revision,
@@ -271,7 +267,7 @@ def settings_of(options: Options, model: Model, asked: Asked) -> Settings:
         "seed": options.seed,
         "chat_template_kwargs": options.chat_template_kwargs,
         "benchmarks": {name: prompts.about() for name, prompts in asked.items()},
-        "versions": versions,
+        "versions": machine.installed(_PACKAGES),
     }
 
 
@@ -288,8 +284,10 @@ def continued(name: str, recorded: Settings, asked: Settings) -> Settings:
     for benchmark, before in recorded["benchmarks"].items():
         now = asked["benchmarks"].get(benchmark)
         if now is None:
-            advice = "add it to --benchmarks, or give another --name"
-            raise UsageError(f"evaluation {name} also has {benchmark}; {advice}")
+            raise UsageError(
+                f"evaluation {name} also has {benchmark}; "
+                "add it to --benchmarks, or give another --name"
+            )
         for key, value in now.items():
             if before[key] != value:
                 differing.append(f"{key} of {benchmark} {before[key]}, not {value}")

@@ -55,8 +55,9 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(command=compare)
     which = f"folders, or names under {results.FOLDER}/; all others are compared with the first"
     parser.add_argument("evaluations", nargs="+", metavar="EVALUATION", help=which)
-    text = "print JSON: differences and notes, all digits"
-    parser.add_argument("--json", action="store_true", help=text)
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON: differences and notes, all digits"
+    )
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -103,8 +104,10 @@ def shared(evaluations: Sequence[Evaluation]) -> dict[str, Shared]:
             benchmarks[name] = _shared(name, about, measured)
     if not benchmarks:
         lists = [f"{one.name} has {', '.join(one.results)}" for one in evaluations]
-        problem = f"no benchmark is in every evaluation: {'; '.join(lists)}"
-        raise UsageError(f"{problem}; evaluate all on one benchmark or more")
+        raise UsageError(
+            f"no benchmark is in every evaluation: {'; '.join(lists)}; "
+            "evaluate all on one benchmark or more"
+        )
     return benchmarks
 
 
@@ -115,14 +118,17 @@ def _shared(name: str, about: dict[str, Any], measured: dict[str, Results]) -> S
     for model, of_model in measured.items():
         if (of_model.ids, of_model.labels) != (first.ids, first.labels):
             # Differences of models and of prompts could not be told apart.
-            problem = f"{name}: {next(iter(measured))} and {model} have different prompts"
-            raise UsageError(f"{problem}; evaluate both on the same data")
+            raise UsageError(
+                f"{name}: {next(iter(measured))} and {model} have different prompts; "
+                "evaluate both on the same data"
+            )
         is_verified.append((~np.isnan(of_model.scores_R_P_N)).any(axis=(0, 2)))
     by_all_P = np.all(is_verified, axis=0)
     if not by_all_P.any():
-        problem = f"no prompt has a verified sample of every model ({', '.join(measured)})"
-        advice = "fix the verifier, and evaluate them on this benchmark again"
-        raise UsageError(f"{name}: {problem}; {advice}")
+        raise UsageError(
+            f"{name}: no prompt has a verified sample of every model ({', '.join(measured)}); "
+            "fix the verifier, and evaluate them on this benchmark again"
+        )
     return Shared(
         about["title"],
         about["group"],
@@ -202,11 +208,13 @@ def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> l
         for evaluation in evaluations:
             share = np.isnan(evaluation.results[name].scores_R_P_N).mean()
             if share >= _MISSING_SHARE:
-                samples = f"{share:.1%} of the samples of {evaluation.name}"
-                missing.append(f"{title}: {samples} are not verified")
+                missing.append(
+                    f"{title}: {share:.1%} of the samples of {evaluation.name} are not verified"
+                )
         if benchmark.left_out:
-            left_out = f"{benchmark.left_out} prompts left out"
-            missing.append(f"{title}: {left_out}, as a model has no verified sample")
+            missing.append(
+                f"{title}: {benchmark.left_out} prompts left out, as a model has no verified sample"
+            )
     return different + missing
 
 

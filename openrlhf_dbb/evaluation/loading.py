@@ -126,8 +126,9 @@ def prepare(
     tokenizer = model.tokenizer
     benchmark = loaded.benchmark
     if chat_template and not tokenizer.chat_template:
-        lacks = f"the tokenizer of {model.name} has none"
-        raise UsageError(f"--chat_template: {lacks}; leave the flag out")
+        raise UsageError(
+            f"--chat_template: the tokenizer of {model.name} has none; leave the flag out"
+        )
     if chat_template is None:
         chat_template = benchmark.chat_template
     is_applied = chat_template and bool(tokenizer.chat_template)
@@ -208,8 +209,9 @@ def _of_hub(benchmark: Benchmark, config: str | None) -> tuple[Any, list[str]]:
             revision=benchmark.revision,
         )
     except ConnectionError as error:
-        advice = f"; load it once with network, or give {benchmark.name}=FILE"
-        raise _unreadable(benchmark, f"{error}{advice}") from error
+        raise _unreadable(
+            benchmark, f"{error}; load it once with network, or give {benchmark.name}=FILE"
+        ) from error
     except DatasetNotFoundError as error:
         raise _unreadable(benchmark, error) from error
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:

@@ -100,8 +100,9 @@ def find_model(name: str, *, trusted: bool = False) -> Model:
     if is_folder:
         name = str(folder.resolve())
         if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-            advice = "name a run's folder, or one with a saved model"
-            raise UsageError(f"--model {name} has no weights; {advice}")
+            raise UsageError(
+                f"--model {name} has no weights; name a run's folder, or one with a saved model"
+            )
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -120,8 +121,9 @@ def find_model(name: str, *, trusted: bool = False) -> Model:
         )
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        advice = "name a folder, or OWNER/NAME"
-        raise UsageError(f"--model {name} cannot be loaded: {reason}; {advice}") from error
+        raise UsageError(
+            f"--model {name} cannot be loaded: {reason}; name a folder, or OWNER/NAME"
+        ) from error
     return Model(
         name=name,
         revision=revision,

@@ -88,11 +88,13 @@ class Responses:
             # The end of the process releases it.
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            problem = "another process is evaluating into it"
-            raise UsageError(f"{folder}: {problem}; wait, or give another --name") from None
+            raise UsageError(
+                f"{folder}: another process is evaluating into it; wait, or give another --name"
+            ) from None
         except OSError as error:
-            advice = "give another --output or --name"
-            raise UsageError(f"{folder}: {error.strerror}; {advice}") from error
+            raise UsageError(
+                f"{folder}: {error.strerror}; give another --output or --name"
+            ) from error
         self.keys = {row.key for row in read_rows(path)}
         with path.open("rb") as lines:
             # A killed process may have left an incomplete last line.
@@ -123,8 +125,9 @@ def read_rows(path: Path) -> Iterator[Row]:
             try:
                 yield Row(**json.loads(line))
             except (ValueError, TypeError) as error:
-                problem = f"{path}, line {number}: {error}"
-                raise UsageError(f"{problem}; delete this line and evaluate again") from error
+                raise UsageError(
+                    f"{path}, line {number}: {error}; delete this line and evaluate again"
+                ) from error
 
 
 def find(name: str) -> Path:

@@ -16,7 +16,7 @@ from openrlhf_dbb.inspect.status import status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.read import held_out, held_out_prompts
-from openrlhf_dbb.terminal import json_text, print_facts, print_table, print_title
+from openrlhf_dbb.terminal import json_text, print_facts, print_rows, print_table, print_title
 
 ONE_PAIR = """\
 One run of each: this tells about these two models, \
@@ -66,10 +66,7 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     print_title("held-out accuracy")
     _print_held_out([run["held_out"] for run in numbers], accuracy)
     print_title("where the rollouts went")
-    rows = []
-    for run in numbers:
-        rows.append([run[name] for name in _COSTS])
-    print_table([name.replace("_", " ") for name in _COSTS], rows)
+    print_rows(_COSTS, numbers)
 
 
 def _described(run: RunRecord) -> str:

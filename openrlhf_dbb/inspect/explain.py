@@ -11,7 +11,7 @@ from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError, read
 from openrlhf_dbb.terminal import (
     json_text,
     print_facts,
-    print_table,
+    print_rows,
     shown,
     without_shared,
 )
@@ -72,13 +72,11 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     names = list(visits[0])
     if not any(row["lag"] for row in visits):
         names.remove("lag")
-    header = list(names)
     if verdicts(store, run) != (0, 1):
-        header[names.index("successes")] = "sum of scores"
-    cells = []
-    for row in visits:
-        cells.append([row[name] for name in names])
-    print_table(header, cells)
+        names[names.index("successes")] = "sum of scores"
+        for row in visits:
+            row["sum of scores"] = row["successes"]
+    print_rows(names, visits)
 
 
 def _prompt_facts(prompt: Row) -> list[tuple[str, str]]:
@@ -112,8 +110,10 @@ def explain(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     if rollouts:
         _print_rollouts(rollouts, group["form"])
     else:
-        advice = "train with a greater --rollouts.keep to see each advantage"
-        print(f"none of its rollouts is kept; {advice}")
+        print(
+            "none of its rollouts is kept; "
+            "train with a greater --rollouts.keep to see each advantage"
+        )
 
 
 def _group_facts(run: RunRecord, group: Row) -> list[tuple[str, str]]:
@@ -163,11 +163,9 @@ def _print_rollouts(rollouts: read.Rows, form: str | None) -> None:
     ]
     if any(row["read"] for row in rollouts):
         names.append("read")
-    cells = []
     for row in rollouts:
         row["arithmetic"] = _arithmetic(row, form)
-        cells.append([row[name] for name in names])
-    print_table(names, cells)
+    print_rows(names, rollouts)
 
 
 def _arithmetic(row: Row, form: str | None) -> str:

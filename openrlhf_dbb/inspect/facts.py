@@ -40,8 +40,9 @@ def read_view(store: PosteriorStore, run: RunRecord) -> RunView:
     totals = read.progress(store, run)
     counted = store.query(_COUNTED, run=run.run_id)
     if totals["generated"] and not counted:
-        problem = f"run {run.name!r} has been deleted meanwhile"
-        raise StoreError(f"{problem}; openrlhf-dbb runs lists the others")
+        raise StoreError(
+            f"run {run.name!r} has been deleted meanwhile; openrlhf-dbb runs lists the others"
+        )
     return RunView(
         record=run,
         database=store.location,
@@ -172,8 +173,10 @@ def _began_from(run: RunRecord) -> str:
     parent = run.parent
     if parent is None:
         return "its prior"
-    start = f"run {parent['name']} at step {parent['step']}"
-    return f"{start}, weight {parent['weight']:g}, in {parent['database']}"
+    return (
+        f"run {parent['name']} at step {parent['step']}, "
+        f"weight {parent['weight']:g}, in {parent['database']}"
+    )
 
 
 def _to_go_on(run: RunRecord) -> str:

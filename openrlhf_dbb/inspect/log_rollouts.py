@@ -102,8 +102,10 @@ def _table_of_wandb(file: Path, table: Fields) -> dict[str, Fields]:
     rows = {}
     for number, values in enumerate(table["data"], 1):
         if len(values) != len(names):
-            counts = f"{len(values)} values for {len(names)} columns"
-            raise UsageError(f"{file}, row {number} has {counts}; write the table again")
+            raise UsageError(
+                f"{file}, row {number} has {len(values)} values for {len(names)} columns; "
+                "write the table again"
+            )
         rows[f"row {number}"] = dict(zip(names, values, strict=True))
     return rows
 
@@ -140,8 +142,10 @@ def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
             values[name] = value_at(row.fields, column)
     reward_column = str(columns["reward"])
     if reward_column not in row.fields and reward_column.partition(".")[0] not in row.fields:
-        problem = f"{row.place} has no column {reward_column}, and other rows have it"
-        raise UsageError(f"{problem}; write null where there is no reward")
+        raise UsageError(
+            f"{row.place} has no column {reward_column}, and other rows have it; "
+            "write null where there is no reward"
+        )
     try:
         prompt = texts.prompt_text(values["prompt"] or "")
         label = texts.label_text(values["label"])

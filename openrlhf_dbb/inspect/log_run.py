@@ -52,8 +52,10 @@ def make_run(store_url: str | None, name: str, files: list[str], log: Log) -> li
         raise UsageError(f"the log cannot be imported: {error}") from error
     prompts = len(posteriors.prompt_ids)
     advantages = "the log's own advantages" if has_advantages else "its advantages are not known"
-    counted = f"{posteriors.step} steps, {prompts} prompts, {len(used)} rollouts"
-    made = f"run {name!r}: {counted}, memory {memory}; {advantages}"
+    made = (
+        f"run {name!r}: {posteriors.step} steps, {prompts} prompts, {len(used)} rollouts, "
+        f"memory {memory}; {advantages}"
+    )
     return [made, *_left_out(log.rollouts, used)]
 
 
@@ -116,5 +118,8 @@ def _left_out(rollouts: list[Rollout], used: list[Rollout]) -> list[str]:
     if not missing:
         return []
     steps = len(set(map(_STEP, rollouts)) - set(map(_STEP, used)))
-    counted = f"{len(missing)} rows have no reward, first {missing[0]}"
-    return [shown(f"{counted}; {steps} steps left out", None)]
+    return [
+        shown(
+            f"{len(missing)} rows have no reward, first {missing[0]}; {steps} steps left out", None
+        )
+    ]

@@ -22,8 +22,8 @@ from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import (
     Rows,
     prompt_rates,
+    prompt_texts,
     unverified_visits,
-    whole_prompts,
 )
 from openrlhf_dbb.terminal import json_text, print_facts
 
@@ -58,8 +58,10 @@ def add_commands(add: Any) -> None:
     """Declare the command by ``cli.main``'s function."""
     parser = add("prompts", prompts)
     add_run(parser)
-    which = "never or always solved, or without a score"
-    text = f"write the prompts {which}, for train --data.leave_out FILE"
+    text = (
+        "write the prompts never or always solved, or without a score, "
+        "for train --data.leave_out FILE"
+    )
     parser.add_argument("--leave_out", metavar="FILE", type=Path, help=text)
     add_json(parser)
 
@@ -126,7 +128,7 @@ def unverified(store: PosteriorStore, run: RunRecord) -> Rows:
     visits = unverified_visits(store, run)
     ids = [prompt_id for prompt_id, number in visits.items() if number >= SET_ASIDE]
     ids.sort(key=lambda prompt_id: -visits[prompt_id])
-    texts = whole_prompts(store, np.array(ids, dtype=np.int64))
+    texts = prompt_texts(store, np.array(ids, dtype=np.int64))
     return [
         {
             "prompt": text,
@@ -154,7 +156,7 @@ def judged(store: PosteriorStore, run: RunRecord, wrong: float, right: float) ->
     successes = columns["successes"]
     flips = columns["flips"]
     last = columns["last"]
-    texts = whole_prompts(store, columns["prompt_id"])
+    texts = prompt_texts(store, columns["prompt_id"])
     rate = successes / np.maximum(rollouts, 1)
     low, high = interval(successes, rollouts)
     similar = similar_rates([text for text, _ in texts], rate, successes == 0)

@@ -13,6 +13,7 @@ from openrlhf_dbb.storage import PosteriorStore, read
 from openrlhf_dbb.terminal import (
     json_text,
     print_facts,
+    print_rows,
     print_table,
     print_title,
     shown,
@@ -105,12 +106,9 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
 def print_prompts(parts: Mapping[str, read.Rows], columns: Sequence[str]) -> None:
     """Print tables of prompts by title, texts without what they have in common."""
     shortened = without_shared([row["prompt"] for rows in parts.values() for row in rows])
-    header = [name.replace("_", " ") for name in columns]
     for title, rows in parts.items():
         if rows:
-            cells = []
             for row in rows:
-                numbers = [row[name] for name in columns]
-                cells.append([*numbers, shown(shortened[row["prompt"]])])
+                row["text"] = shown(shortened[row["prompt"]])
             print_title(title)
-            print_table([*header, "text"], cells)
+            print_rows([*columns, "text"], rows)

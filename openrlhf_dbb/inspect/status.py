@@ -4,6 +4,7 @@ from datetime import datetime, timezone
 
 from openrlhf_dbb.core import IMPORTED
 from openrlhf_dbb.storage import RunRecord
+from openrlhf_dbb.storage.decode import instant
 from openrlhf_dbb.storage.owner import SILENT_S
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -40,8 +41,7 @@ def age(moment: str) -> str:
 
 def seconds_since(moment: str) -> float:
     """Return the time since a moment (UTC, ISO 8601), in seconds."""
-    then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
-    return (datetime.now(timezone.utc) - then).total_seconds()
+    return (datetime.now(timezone.utc) - instant(moment)).total_seconds()
 
 
 def method(run: RunRecord) -> str:

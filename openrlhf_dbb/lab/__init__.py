@@ -64,10 +64,10 @@ def _candidates(texts: list[str] | None, own: RewardEstimator | None) -> list[Re
     """Return the candidates that the user names; by default the paper's, auto and the run's own."""
     if texts:
         return sweep(texts)
-    candidates = {label(candidate): candidate for candidate in sweep(ESTIMATORS)}
-    if own is not None:
-        candidates[label(own)] = own
-    return list(candidates.values())
+    candidates = sweep(ESTIMATORS)
+    if own is not None and own not in candidates:
+        candidates.append(own)
+    return candidates
 
 
 def _json_row(outcome: Outcome, criterion: str) -> dict[str, Any]:

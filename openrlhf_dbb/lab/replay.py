@@ -74,11 +74,14 @@ def read(store_url: str | None, ref: str | None) -> tuple[RunRecord, Visits]:
         kept = kept_scores(store, record)
     if not set(kept.ends) <= {0, 1}:
         low, high = kept.ends
-        problem = f"scores of run {record.name!r} go from {low:g} to {high:g}"
-        raise UsageError(f"{problem}; only rewards 0 and 1 can be replayed; choose another run")
+        raise UsageError(
+            f"scores of run {record.name!r} go from {low:g} to {high:g}; "
+            "only rewards 0 and 1 can be replayed; choose another run"
+        )
     if not len(log.step):
-        problem = f"run {record.name!r} has recorded no rollouts yet"
-        raise UsageError(f"{problem}; train it first, or name another run")
+        raise UsageError(
+            f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run"
+        )
     return record, visits(log, probes)
 
 
@@ -96,9 +99,10 @@ def visits(log: StepLog, probes: ProbeLog | None = None) -> Visits:
         UsageError: a sum is not of rewards 0 and 1.
     """
     for at in np.flatnonzero(unreplayable(log)):
-        group = f"{log.successes[at]:g} successes of {log.rollouts[at]} rollouts"
         raise UsageError(
-            f"step {log.step[at]}, prompt {log.prompt_id[at]}: {group}; only rewards 0 and 1 can "
+            f"step {log.step[at]}, prompt {log.prompt_id[at]}: "
+            f"{log.successes[at]:g} successes of {log.rollouts[at]} rollouts; "
+            "only rewards 0 and 1 can "
             "be replayed, since the store keeps a group's sum; choose another run"
         )
     # Ids of a store may have gaps; the estimators want prompts numbered from 0.
@@ -301,8 +305,9 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
         excess, low, high = ranking.excess(others[0])
         lines.append(f"second: {second}; worse by {excess:.2g} (95 %: {low:.2g} to {high:.2g})")
         if low <= 0:
-            unsure = f"this log cannot tell {best.label} from {second}"
-            lines.append(f"{unsure}: there may be no difference")
+            lines.append(
+                f"this log cannot tell {best.label} from {second}: there may be no difference"
+            )
     if ranking.criterion != "probes":
         return [*lines, _WITHOUT_PROBES]
     return [*lines, _WITH_PROBES, f"use next: {flags(best.estimator)}"]

@@ -29,8 +29,9 @@ def default_estimator(name: str) -> str | None:
     allowed = [*names(), NONE]
     if name not in allowed:
         hint = did_you_mean(name, allowed)
-        known = f"known: {', '.join(allowed)} (the flags alone decide)"
-        raise UsageError(f"unknown --method {name!r}{hint}; {known}")
+        raise UsageError(
+            f"unknown --method {name!r}{hint}; known: {', '.join(allowed)} (the flags alone decide)"
+        )
     return None if name == NONE else str(_read(name)["estimator"])
 
 

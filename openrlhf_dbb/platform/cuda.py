@@ -57,13 +57,17 @@ def refusals(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> Iterator[str
         yield f"--{_ATTENTION} {attention}: {why_not}; use {usable}, or leave it out"
     old = [gpu.name for gpu in gpus if gpu.capability < (8, 0)]
     if old:
-        why = "vLLM's bfloat16 needs compute capability 8.0"
-        yield f"{', '.join(old)}: {why}; hide it with CUDA_VISIBLE_DEVICES"
+        yield (
+            f"{', '.join(old)}: vLLM's bfloat16 needs compute capability 8.0; "
+            "hide it with CUDA_VISIBLE_DEVICES"
+        )
     if ds.param_dtype == "fp16":
         yield "--ds.param_dtype fp16: vLLM generates in bfloat16; use bf16"
     if ds.zero_stage == 0 and ds.enable_sleep:
-        advice = "use 2, or --no-ds.enable_sleep"
-        yield f"--ds.zero_stage 0: --ds.enable_sleep cannot move its states; {advice}"
+        yield (
+            "--ds.zero_stage 0: --ds.enable_sleep cannot move its states; "
+            "use 2, or --no-ds.enable_sleep"
+        )
     if ds.load_in_4bit:
         yield "--ds.load_in_4bit: 4-bit weights cannot be trained, nor sent to vLLM; leave it out"
     yield from _not_installed(args)
@@ -74,8 +78,10 @@ def _not_installed(args: SimpleNamespace) -> Iterator[str]:
     ds = args.ds
     has_ring = ds.attn_implementation == FLASH and machine.is_real("ring_flash_attn")
     if ds.ring_attn_size > 1 and not has_ring:
-        needs = f"it needs {FLASH} and ring_flash_attn"
-        yield f"--ds.ring_attn_size {ds.ring_attn_size}: {needs}; install it, or leave it out"
+        yield (
+            f"--ds.ring_attn_size {ds.ring_attn_size}: it needs {FLASH} and ring_flash_attn; "
+            "install it, or leave it out"
+        )
     if ds.use_liger_kernel and not machine.is_real("liger_kernel"):
         yield "--ds.use_liger_kernel: liger_kernel is not installed; install it, or leave it out"
     compiled = {
@@ -85,8 +91,10 @@ def _not_installed(args: SimpleNamespace) -> Iterator[str]:
     }
     for flag, is_on in compiled.items():
         if is_on and not machine.nvcc():
-            why = "DeepSpeed compiles this with nvcc, which is missing"
-            yield f"--{flag}: {why}; install it, or leave it out"
+            yield (
+                f"--{flag}: DeepSpeed compiles this with nvcc, which is missing; "
+                "install it, or leave it out"
+            )
 
 
 def worker_environment() -> dict[str, str]:

@@ -15,7 +15,9 @@ import shutil
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 GIB = 2**30
@@ -114,6 +116,15 @@ def lacks() -> list[str]:
             f"there is no {header}, and Triton needs it; install python{version}-dev (or -devel)"
         )
     return lines
+
+
+def installed(packages: Collection[str]) -> dict[str, str]:
+    """Return the versions of those of these packages that are installed."""
+    versions = {}
+    for package in distributions():
+        if package.name in packages:
+            versions[package.name] = package.version
+    return versions
 
 
 def nvcc() -> str | None:

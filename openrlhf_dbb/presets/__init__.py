@@ -82,8 +82,10 @@ def _table(name: str) -> dict[str, Any]:
         path = FOLDER / f"{name}.toml"
         if name not in names():
             allowed = [*names(), NONE]
-            known = f"known: {', '.join(allowed)}, or a .toml file"
-            raise UsageError(f"unknown --preset {name!r}{did_you_mean(name, allowed)}; {known}")
+            raise UsageError(
+                f"unknown --preset {name!r}{did_you_mean(name, allowed)}; "
+                f"known: {', '.join(allowed)}, or a .toml file"
+            )
     try:
         table = read_toml(path)
     except (OSError, TOMLDecodeError, UnicodeDecodeError) as error:
@@ -91,8 +93,10 @@ def _table(name: str) -> dict[str, Any]:
         raise UsageError(f"--preset {name} cannot be read: {reason}") from error
     for key in table:
         if key not in _KEYS:
-            allowed_keys = f"allowed: {', '.join(_KEYS)} (flags belong under [flags])"
-            raise UsageError(f"--preset {name} has {key!r}; {allowed_keys}")
+            raise UsageError(
+                f"--preset {name} has {key!r}; "
+                f"allowed: {', '.join(_KEYS)} (flags belong under [flags])"
+            )
     return table
 
 

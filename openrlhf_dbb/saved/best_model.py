@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from openrlhf_dbb.errors import RunError
@@ -57,14 +58,8 @@ class BestModel:
 
     def newest(self, until: float = math.inf) -> Best | None:
         """Return the best model up to a step: a later one on disk is always better."""
-        newest = None
-        for path in self.folder.glob("step*"):
-            best = read(path)
-            if best is None or best.run != self.run or best.step > until:
-                continue
-            if newest is None or best.step > newest.step:
-                newest = best
-        return newest
+        models = [best for _, best in self._models() if best.step <= until]
+        return max(models, key=attrgetter("step"), default=None)
 
     def wants(self, candidate: Best) -> bool:
         """Return whether the candidate is the best so far, or of another measure; NaN never is."""
@@ -111,11 +106,15 @@ class BestModel:
             self._link_to(best)
         elif linked is not None and linked.run == self.run and linked.step > step:
             self._unlink()
-        for path in self.folder.glob("step*"):
-            undone = read(path)
-            if undone is not None and undone.run == self.run and undone.step > step:
+        for path, undone in self._models():
+            if undone.step > step:
                 checkpoints.remove(path, FILE)
         checkpoints.remove(self.unfinished, FILE)
+
+    def _models(self) -> list[tuple[Path, Best]]:
+        """Return the whole models of this run, each with its folder."""
+        models = [(path, read(path)) for path in self.folder.glob("step*")]
+        return [(path, best) for path, best in models if best is not None and best.run == self.run]
 
     def _folder_of(self, best: Best) -> Path:
         return self.folder / f"step{best.step}-{best.run[:8]}"

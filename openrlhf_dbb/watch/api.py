@@ -19,7 +19,7 @@ from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.decode import naming_damage
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
 from openrlhf_dbb.watch import curves, history, prompts
-from openrlhf_dbb.watch.history import Visits
+from openrlhf_dbb.watch.history import Pool
 
 EVERY_S = 0.5  # the list of runs is read at most this often, however many clients ask
 _KEPT_ANSWERS = 1000
@@ -235,13 +235,13 @@ class Api:
         if not self._store.query("SELECT 1 FROM dbb_run WHERE uuid = :uuid", uuid=run.uuid):
             raise NoSuchAnswer(f"run {run.name!r} was deleted; state lists the others")
 
-    def visits(self, run: Listed) -> tuple[Visits, dict[str, Any]]:
+    def visits(self, run: Listed) -> Pool:
         """Return the state of the prompts of a run, and their picture.
 
         Raise StoreError if the run cannot be read.
         """
         read = partial(history.read_visits, self._store, record_of(run))
-        visits: tuple[Visits, dict[str, Any]] = self._once(("visits", run.uuid), run.version, read)
+        visits: Pool = self._once(("visits", run.uuid), run.version, read)
         return visits
 
     def _prompt(self, run: Listed, record: RunRecord, prompt_id: int) -> dict[str, Any]:

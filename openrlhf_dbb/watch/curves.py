@@ -7,7 +7,6 @@ Axes: T steps, K points of a curve.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -118,7 +117,7 @@ def _curves(store: PosteriorStore, run: RunRecord, width: int) -> Curves:
 def _milliseconds(run: RunRecord, row: Any) -> int:
     """Return the end of a step since 1970; raise StoreError if it is no time."""
     ended = decode.moment(row.ended_at, f"created_at of step {row.step} of run {run.name!r}")
-    return round(1000 * datetime.fromisoformat(ended.replace("Z", "+00:00")).timestamp())
+    return round(1000 * decode.instant(ended).timestamp())
 
 
 def metrics_of(run: RunRecord, row: Any) -> Answer:

@@ -15,6 +15,7 @@ from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.engine import table
 from openrlhf_dbb.storage.records import Integers
+from openrlhf_dbb.storage.schema import MEAN
 
 Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
@@ -53,8 +54,8 @@ _PROMPT = [
     ("prompt_id", "<i8"),
     ("mean", "<f8"),
 ]
-_VISITS = """
-    SELECT step, prompt_id, successes, coalesce(alpha / nullif(alpha + beta, 0), mean)
+_VISITS = f"""
+    SELECT step, prompt_id, successes, {MEAN}
     FROM dbb_history WHERE run_id = :run ORDER BY step, prompt_id"""
 _NOW = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
 _OUTSIDE = "SELECT 1 FROM dbb_history WHERE run_id = :run AND ({condition}) LIMIT 1"
@@ -100,7 +101,11 @@ class Visits:
     unit: bool  # whether the scores lie in [0, 1]; otherwise every visited prompt is "learning"
 
 
-def read_visits(store: PosteriorStore, run: RunRecord) -> tuple[Visits, dict[str, Any]]:
+Pool = tuple[Visits, dict[str, Any]]
+"""The visits of a run's prompts, and their :func:`picture`."""
+
+
+def read_visits(store: PosteriorStore, run: RunRecord) -> Pool:
     """Read the whole history of a run, and draw it: about 2 s for a million visits."""
     with store.database.transaction() as connection:
         rows = table(connection, _VISIT, _VISITS, {"run": run.run_id})

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.engine import table
-from openrlhf_dbb.storage.read import ADVANTAGE, prompt_history, prompt_texts, whole_prompts
+from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage.read import ADVANTAGE, columns, prompt_history, prompt_texts
 from openrlhf_dbb.storage.records import Floats, Integers
+from openrlhf_dbb.storage.schema import MEAN, VARIANCE
 from openrlhf_dbb.terminal import readable
 from openrlhf_dbb.watch import history
 from openrlhf_dbb.watch.history import Visits
@@ -24,12 +24,11 @@ _TEXT = 500  # characters of a prompt in the table
 _BLOCK = 20_000  # prompts that are read at a time
 _STEPS = 50  # steps whose rollouts are read at a time
 _VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
-_ALL_VISITS = """
-    SELECT prompt_id, step, rollouts, successes, alpha, beta,
-           coalesce(alpha / nullif(alpha + beta, 0), mean) AS mean,
-           coalesce((alpha / nullif(alpha + beta, 0)) * (beta / nullif(alpha + beta, 0)),
-                    variance) AS variance, lag
-    FROM posterior_history WHERE run_id = :run AND {of_prompts} ORDER BY prompt_id, step"""
+_ALL_VISITS = f"""
+    FROM (SELECT prompt_id, step, rollouts, successes, alpha, beta,
+                 {MEAN} AS mean, {VARIANCE} AS variance, lag
+          FROM posterior_history WHERE run_id = :run AND {{of_prompts}}) visit
+    ORDER BY prompt_id, step"""
 _KEPT = """
     SELECT prompt_id, step, count(*) AS kept FROM dbb_rollout
     WHERE run_id = :run AND {chosen} GROUP BY prompt_id, step"""
@@ -65,14 +64,12 @@ _SHOWN_OF_GROUP = (
     "low",
     "high",
 )
-_GROUPS = """
-    SELECT step, prompt_id, rollouts, successes, alpha, beta,
-           coalesce(alpha / nullif(alpha + beta, 0), mean) AS mean,
-           coalesce((alpha / nullif(alpha + beta, 0)) * (beta / nullif(alpha + beta, 0)),
-                    variance) AS variance,
-           prev_alpha / nullif(prev_alpha + prev_beta, 0) AS before
-    FROM dbb_history
-    WHERE run_id = :run AND {of_steps} AND prompt_id = coalesce(:prompt, prompt_id)"""
+_GROUPS = f"""
+    FROM (SELECT step, prompt_id, rollouts, successes, alpha, beta,
+                 {MEAN} AS mean, {VARIANCE} AS variance,
+                 prev_alpha / nullif(prev_alpha + prev_beta, 0) AS before
+          FROM dbb_history
+          WHERE run_id = :run AND {{of_steps}} AND prompt_id = coalesce(:prompt, prompt_id)) seen"""
 _COUNTED = """
     SELECT step, form, generated, generated - trained AS filtered, skipped
     FROM dbb_step WHERE run_id = :run AND {of_steps}"""
@@ -83,24 +80,17 @@ def prompt_table(store: PosteriorStore, visits: Visits) -> Answer:
 
     Raise StoreError if the text of a prompt is not stored.
     """
-    stored = prompt_texts(store, visits.prompt_id, length=_TEXT)
-    texts = {number: (text, label) for number, text, label, _ in stored}
-    columns: Answer = {
+    texts = prompt_texts(store, visits.prompt_id, length=_TEXT)
+    table = {
         "id": visits.prompt_id,
         "state": visits.state,
         "mean": visits.mean,
         "change": visits.mean - visits.first,
         "visits": visits.visits,
-        "text": [],
-        "label": [],
+        "text": [readable(text) for text, _ in texts],
+        "label": [readable(label) for _, label in texts],
     }
-    for prompt_id in visits.prompt_id.tolist():
-        if prompt_id not in texts:
-            raise StoreError(f"prompt {prompt_id} is not in {store.location}; restore a backup")
-        text, label = texts[prompt_id]
-        columns["text"].append(readable(text))
-        columns["label"].append(readable(label))
-    return {"last": visits.last, "unit": visits.unit, "columns": columns}
+    return {"last": visits.last, "unit": visits.unit, "columns": table}
 
 
 def one_prompt(
@@ -135,14 +125,13 @@ def every_prompt(
     ``order``: (P,) places in ``visits``.
     """
     of_prompts = store.database.one_of("prompt_id")
-    kind = [(name, "<f8") for name in ("prompt_id", *_VISIT)]
+    kinds = dict.fromkeys(("prompt_id", *_VISIT), "<f8")
+    query = _ALL_VISITS.format(of_prompts=of_prompts)
     for start in range(0, len(order), _BLOCK):
         places = order[start : start + _BLOCK]
         ids = visits.prompt_id[places]
         values = {"run": run.run_id, "ids": store.database.ids(ids)}
-        with store.database.transaction() as connection:
-            rows = table(connection, kind, _ALL_VISITS.format(of_prompts=of_prompts), values)
-        log = {name: np.ascontiguousarray(rows[name]) for name, _ in kind}
+        log = columns(store, kinds, query, **values)
         kept = store.query(_KEPT.format(chosen=of_prompts), **values)
         yield from _answers(store, ids, visits.mean[places], log, kept, visits.unit)
 
@@ -165,7 +154,7 @@ def _answers(
     kept_of = {(row.prompt_id, row.step): row.kept for row in kept}
     log |= _interval(log)
     del log["prompt_id"]
-    texts = whole_prompts(store, ids)
+    texts = prompt_texts(store, ids)
     for at, prompt_id in enumerate(ids.tolist()):
         visits = {name: column[starts[at] : ends[at]].tolist() for name, column in log.items()}
         visits["kept"] = [kept_of.get((prompt_id, step), 0) for step in visits["step"]]
@@ -233,7 +222,7 @@ def rollouts_of_steps(
             ids.add(row.prompt_id)
         counted = {row.step: row._asdict() for row in _of_steps(store, run, _COUNTED, part)}
         numbers = np.array(sorted(ids), dtype=np.int64)
-        texts = dict(zip(numbers.tolist(), whole_prompts(store, numbers), strict=True))
+        texts = dict(zip(numbers.tolist(), prompt_texts(store, numbers), strict=True))
         groups = _groups(store, run, part, prompt_id)
         for step in part:
             answer = {"step": step, **counted.get(step, {})}
@@ -257,15 +246,13 @@ def _groups(
     store: PosteriorStore, run: RunRecord, steps: list[int], prompt_id: int | None
 ) -> dict[tuple[int, int], Answer]:
     """Return by step and prompt the rewards seen of a group, and the posterior around it."""
-    kind = [(name, "<f8") for name in _GROUP]
+    kinds = dict.fromkeys(_GROUP, "<f8")
     query = _GROUPS.format(of_steps=store.database.one_of("step"))
     ids = store.database.ids(np.array(steps))
-    with store.database.transaction() as connection:
-        rows = table(connection, kind, query, {"run": run.run_id, "ids": ids, "prompt": prompt_id})
-    log = {name: np.ascontiguousarray(rows[name]) for name in _GROUP}
+    log = columns(store, kinds, query, run=run.run_id, ids=ids, prompt=prompt_id)
     log |= _interval(log)
     groups = {}
-    for at in range(len(rows)):
+    for at in range(len(log["step"])):
         group = {name: log[name][at] for name in _SHOWN_OF_GROUP}
         groups[int(log["step"][at]), int(log["prompt_id"][at])] = group
     return groups

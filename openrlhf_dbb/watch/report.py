@@ -71,8 +71,9 @@ def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     try:
         arguments.output.write_text(page, encoding="utf-8")
     except OSError as error:
-        problem = f"{arguments.output}: {error.strerror}"
-        raise UsageError(f"{problem}; name a file that can be written") from None
+        raise UsageError(
+            f"{arguments.output}: {error.strerror}; name a file that can be written"
+        ) from None
     size = len(page.encode()) / _MEGABYTE
     rest = f"; --size {arguments.size:g} left out the rest" if file.is_cut else ""
     print(

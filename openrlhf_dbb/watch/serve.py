@@ -225,8 +225,10 @@ class _Handler(BaseHTTPRequestHandler):
         sent = self.headers.get_all("Host", [])
         # A page of another site that makes its own name resolve to this host calls it by that name.
         if len(sent) != 1 or not self.server.hosts.fullmatch(sent[0]):
-            problem = f"this server is not called {', '.join(sent)!r}; open the address that it "
-            return 403, _problem(f"{problem}printed, or add --allowed_hosts NAME to serve")
+            return 403, _problem(
+                f"this server is not called {', '.join(sent)!r}; open the address that it "
+                "printed, or add --allowed_hosts NAME to serve"
+            )
         if self.path == "/":
             return 200, self.server.page
         try:

@@ -111,12 +111,12 @@ def _read(path: Path) -> Benchmark:
         raise UsageError(f"{path}: {error}") from error
     if benchmark.verifier not in VERIFIERS:
         allowed = ", ".join(VERIFIERS)
-        problem = f"verifier must be one of {allowed}, got {benchmark.verifier!r}"
-        raise UsageError(f"{path}: {problem}")
+        raise UsageError(f"{path}: verifier must be one of {allowed}, got {benchmark.verifier!r}")
     if "{question}" not in benchmark.template:
         raise UsageError(f"{path}: the template has no {{question}}")
     has_options = bool(benchmark.options or benchmark.choices)
     if has_options != ("{options}" in benchmark.template):
-        problem = "{options} in the template and options or choices need each other"
-        raise UsageError(f"{path}: {problem}")
+        raise UsageError(
+            f"{path}: {{options}} in the template and options or choices need each other"
+        )
     return benchmark
