@@ -1,7 +1,8 @@
 """A sketch of a further host: the orchestrator of prime-rl as of spring 2026.
 
-tests/test_hosts.py runs it with a stand-in for prime-rl. Its ``scheduler.generate_batch`` and ``compute_advantages`` are replaced. ``interleave_rollout``,
-``training_batch_sender.send`` and ``ckpt_manager.save`` stay. docs/hosts.md explains the parts.
+tests/test_hosts.py runs it with a stand-in for prime-rl. Its ``scheduler.generate_batch`` and
+``compute_advantages`` are replaced. ``interleave_rollout``, ``training_batch_sender.send`` and
+``ckpt_manager.save`` stay. docs/hosts.md explains the parts.
 """
 
 import asyncio
