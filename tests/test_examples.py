@@ -291,12 +291,18 @@ def test_what_the_notebook_says_about_rescued_groups_is_so(notebook):
 
 
 @pytest.mark.e2e
-def test_the_cells_of_the_notebook_section_train_and_show_a_run(tmp_path, monkeypatch):
+def test_the_cells_of_the_notebook_of_trl_train_and_show_a_run(tmp_path, monkeypatch):
     pytest.importorskip("nbclient", reason="needs Jupyter's kernel, a test tool")
     pytest.importorskip("trl", reason="needs TRL")
+    import nbformat
+
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    section = (ROOT / "docs/trl.md").read_text().split("## In a notebook\n")[1].split("\n## ")[0]
-    cells = [cell for cell in code(section, "python") if not cell.startswith("%pip")]
+    sources = [
+        cell.source
+        for cell in nbformat.read(EXAMPLES / "trl.ipynb", as_version=4).cells
+        if cell.cell_type == "code"
+    ]
+    cells = [source for source in sources if not source.startswith("%pip")]
     *_, looked = execute(
         ["import sys; sys.modules['vllm'] = None  # as where it is not installed", *cells], tmp_path
     )

@@ -1,4 +1,4 @@
-"""A run over two hosts on Ray, as docs/machines.md describes it.
+"""A run over two hosts on Ray, as docs/scale.md describes it.
 
 Hosts are namespaces of this machine: each has its own network, host name, processes, home folder, shared memory and
 /etc/hosts (with the host's name as 127.0.1.1, as Debian writes it), and they are linked by a virtual cable. Nothing of
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[1]
 NODES = {"nodea": "10.77.9.1", "nodeb": "10.77.9.2"}
-HEAD, JOIN = re.findall(r"^ray start .*", (ROOT / "docs/machines.md").read_text(), re.M)
+HEAD, JOIN = re.findall(r"^ray start .*", (ROOT / "docs/scale.md").read_text(), re.M)
 RAY = str(Path(sys.executable).parent / "ray")
 # Ray would start 16 idle workers, and take a minute to notice that a host is gone.
 QUICK = {

@@ -1,6 +1,6 @@
 """The policy's passes without the positions whose logits are unused.
 
-Losses and gradients equal OpenRLHF's up to rounding. docs/machines.md lists what is left out. Rows
+Losses and gradients equal OpenRLHF's up to rounding. docs/scale.md lists what is left out. Rows
 whose advantages are all 0 still count in the loss's mean. Packed rows keep OpenRLHF's own pass.
 """
 

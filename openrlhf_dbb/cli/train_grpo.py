@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         if hosts > 1:
             raise UsageError(
                 f"the deepspeed launcher was given {hosts} hosts, but Ray places a run's processes: see Several hosts "
-                f"in docs/machines.md, and give --actor.num_nodes {hosts}"
+                f"in docs/scale.md, and give --actor.num_nodes {hosts}"
             )
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         checks.check(settings)
