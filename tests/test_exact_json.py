@@ -59,6 +59,11 @@ def test_a_value_comes_back_as_it_was(value):
     assert same(exact_json.loads(exact_json.dumps(value, "x")), value)
 
 
+def test_a_draw_of_an_older_checkpoint_has_the_values_that_came_later_by_default():
+    text = '{"python": "Drawn", "value": [4, 0.25, 2.0, 1.0, 1.0]}'
+    assert exact_json.loads(text) == Drawn(4, 0.25, 2.0, rollouts=None)
+
+
 @pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
 def test_a_generator_goes_on_with_the_same_numbers(kind):
     random = np.random.Generator(getattr(np.random, kind)(3))

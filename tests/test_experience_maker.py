@@ -28,6 +28,7 @@ from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker  # noq
 from openrlhf_dbb.actors.generation import Group, Prompt, RolloutBatch, one_update  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
+from openrlhf_dbb.core.strategies import Drawn  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 
 PROMPTS, LABELS = [f"{i}+1=" for i in range(4)], ["1", "2", "3", "4"]
@@ -272,6 +273,21 @@ def test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages(ours)
     assert column(advantages(again, experiences(np.ones((4, 8))))[0], "advantages")[:, 0].equal(
         used
     )
+
+
+def test_groups_of_unequal_size_count_alike(ours):
+    """Six rollouts of a prompt and two of another, four on average: A is multiplied by 4/6 and 4/2."""
+    made, store = ours("point", "--algo.advantage.estimator", "dr_grpo")
+    batch = experiences(np.array([[1, 0, 0, 0], [0, 1, 1, 0]], dtype=float), batch=8)
+    groups = []
+    for prompt, rollouts in ((0, 6), (1, 2)):
+        drawn = Drawn(prompt, inclusion=0.5, weight=4 / rollouts, rollouts=rollouts)
+        groups.append(replace(group(prompt, [None] * rollouts), drawn=drawn))
+    made.add_advantages(batch, RolloutBatch(tuple(groups)), 1)
+    expected = [4 / 9, -2 / 9, -2 / 9, -2 / 9, -2 / 9, 4 / 9, 1, -1]
+    assert column(batch, "advantages")[:, 0].tolist() == pytest.approx(expected)
+    counts = stored(made, store, "SELECT rollouts, inclusion FROM posterior_history")
+    assert sorted(counts) == [(2, 0.5), (6, 0.5)]
 
 
 @pytest.mark.parametrize(("estimator", "form"), EACH)

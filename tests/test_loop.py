@@ -25,9 +25,9 @@ def generate(requests):
     """Each rollout is its row and its score."""
     answers = []
     for request in requests:
+        pattern = SCORES[request.prompt] * 4
         scores = [
-            float(score)
-            for score in SCORES[request.prompt][request.begun : request.begun + request.rollouts]
+            float(score) for score in pattern[request.begun : request.begun + request.rollouts]
         ]
         answers.append(Answer([(request.prompt, score) for score in scores], np.array(scores)))
     return answers
@@ -75,7 +75,9 @@ def test_a_step_is_groups_of_rollouts_with_their_advantages(opened):
     assert (step.number, loop.generated) == (1, 8)
 
 
-@pytest.mark.parametrize("strategy", ["plain", "dynamic", "greso", "posterior", "two_stage"])
+@pytest.mark.parametrize(
+    "strategy", ["plain", "dynamic", "greso", "posterior", "two_stage", "allocate"]
+)
 def test_every_strategy_stores_each_rollout_and_goes_on_from_a_checkpoint(
     opened, tmp_path, strategy
 ):

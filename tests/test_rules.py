@@ -258,6 +258,10 @@ REFUSED = {  # by the name of a rule of the command: a command line that it refu
     ),
     "no_steps_between_evaluations": ([*DBB, "--eval.steps", "0"], "eval.steps"),
     "no_steps_between_checkpoints": ([*DBB, "--ckpt.save_steps", "0"], "ckpt.save_steps"),
+    "stale_groups_of_unequal_size": (
+        [*DBB, STRATEGY, "allocate", "--train.max_lag", "1"],
+        "rollout.strategy train.max_lag",
+    ),
     "equal_rollouts": ([*DBB, "--rollout.temperature", "0"], "rollout.temperature"),
     "fewer_generated_than_trained": (
         [*DBB, "--rollout.vllm_generate_batch_size", "32"],

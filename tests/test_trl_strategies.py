@@ -205,6 +205,40 @@ def test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_dif
     assert [found["two_stage/passed"] for found in stored] == pytest.approx(passed)
 
 
+def test_groups_of_unequal_size_are_trained_on_with_their_weights(model, tmp_path):
+    """Each prompt of a batch of eight rollouts has its own number n, and X - mean times 4 / n."""
+    ours = {"estimator": "dbb", "form": "dr_grpo"}
+    made = trainer(model, tmp_path, "allocate", ours=ours, scale_rewards="group", max_steps=6)
+    made.train()
+    sql = """SELECT step, prompt, mean, rollouts FROM posterior_history JOIN prompts USING (prompt_id)"""
+    stored = {(step, prompt): values for step, prompt, *values in rows(tmp_path, sql)}
+    sizes = set()
+    for step, (calls, (_, output)) in enumerate(
+        zip(generated(made), made.batches, strict=True), start=1
+    ):
+        rewards = defaultdict(list)
+        for prompt, completion, reward in [row for call in calls for row in call]:
+            rewards[prompt].append((completion, reward))
+        expected = []
+        for prompt, answers in rewards.items():
+            mean, rollouts = stored[step, prompt]
+            assert len(answers) == rollouts
+            sizes.add(rollouts)
+            for completion, reward in answers:
+                expected.append((prompt, completion, (reward - mean) * 4 / rollouts))
+        assert len(expected) == GROUPS * ROLLOUTS
+        found = [
+            (*text, advantage)
+            for text, advantage in zip(
+                texts(made, output), output["advantages"].tolist(), strict=True
+            )
+        ]
+        for one, other in zip(sorted(found), sorted(expected), strict=True):
+            assert one[:2] == other[:2]
+            assert one[2] == pytest.approx(other[2], rel=1e-5, abs=1e-6)
+    assert len(sizes) > 2
+
+
 @pytest.mark.parametrize("strategy", ["dynamic", "two_stage"])
 def test_old_log_probs_and_the_table_fit_the_rows_of_several_generations(model, tmp_path, strategy):
     made = trainer(
@@ -330,13 +364,20 @@ def run_to(model, folder, step, resume_from=None, *, strategy, **ours):
     )
 
 
-DRAWN = {"estimator": "dbb", "strategy_parameters": {"draw": "posterior"}}
+FORECAST = {"estimator": "dbb"}
+DRAWN = FORECAST | {"strategy_parameters": {"draw": "posterior"}}
 
 
 @pytest.mark.parametrize(
     ("strategy", "ours"),
-    [("dynamic", {}), ("greso", {}), ("two_stage", {}), ("two_stage", DRAWN)],
-    ids=["dynamic", "greso", "two_stage", "two_stage, drawn"],
+    [
+        ("dynamic", {}),
+        ("greso", {}),
+        ("two_stage", {}),
+        ("two_stage", DRAWN),
+        ("allocate", FORECAST),
+    ],
+    ids=["dynamic", "greso", "two_stage", "two_stage, drawn", "allocate"],
 )
 def test_a_resume_fills_the_same_batches_bit_for_bit(model, tmp_path, strategy, ours):
     whole = run_to(model, tmp_path / "whole", 4, strategy=strategy, **ours)

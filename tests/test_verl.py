@@ -634,6 +634,45 @@ def test_a_strategy_fills_the_batches(queue, tmp_path, strategy):
     assert set((tq.kv_list() or {}).get("train", {})) == before
 
 
+@pytest.mark.parametrize("strategy", ["allocate", "two_stage"])
+def test_weights_of_filled_batches_are_of_their_prompts(queue, tmp_path, monkeypatch, strategy):
+    """N / n of a group of n, and 2 / (3 inclusion) of a prompt that the posterior draws."""
+    for text, scores in list(SCORES.items()):
+        monkeypatch.setitem(SCORES, text, scores * 4)
+    overrides = [
+        f"+algorithm.posterior.strategy={strategy}", "+algorithm.posterior.form=dr_grpo",
+        "data.train_batch_size=2",
+    ]  # fmt: skip
+    if strategy == "two_stage":
+        overrides.append("+algorithm.posterior.strategy_parameters.draw=posterior")
+    ours = trainer(posterior_config(tmp_path, *overrides, estimator="dbb"))
+    ours.trainer_mode = "sync"
+    ours.replay_buffer = ours._build_replay_buffer()
+    ours.replay_buffer.poll_interval = 0
+    ours.agent_loop_manager = BySession()
+    found, steps = [], 5
+    with ours.posteriors:
+        for _ in range(steps):
+            batch, _ = ours.replay_buffer.sample(global_steps=0, partition_id="train", batch_size=2)
+            read_S = integration.Batch.read(batch)
+            assert len(read_S.keys_S) == 8
+            advantages = firsts(ours._compute_advantage(batch, {})).tolist()
+            texts = [text for text, _ in read_S.keys_S]
+            found.append(list(zip(texts, read_S.scores_S.tolist(), advantages, strict=True)))
+            tq.kv_clear(keys=batch.keys, partition_id="train")
+    sql = """SELECT step, prompt, mean, rollouts, inclusion
+             FROM posterior_history JOIN prompts USING (prompt_id)"""
+    stored = {(step, prompt): values for step, prompt, *values in query(tmp_path, sql)}
+    weights = set()
+    for step, rows in enumerate(found, start=1):
+        for text, score, advantage in rows:
+            mean, rollouts, inclusion = stored[step, text]
+            weight = 4 / rollouts if strategy == "allocate" else 2 / (3 * inclusion)
+            weights.add(round(weight, 6))
+            assert advantage == pytest.approx((score - mean) * weight, rel=1e-5, abs=1e-6)
+    assert len(weights) > 1
+
+
 def test_chosen_prompts_are_probed_and_probes_train_nothing(queue, tmp_path):
     probing = ["+algorithm.posterior.probe_fraction=0.5", "+algorithm.posterior.probe_samples=2"]
     config = posterior_config(tmp_path, *probing, "data.train_batch_size=3", estimator="dbb")

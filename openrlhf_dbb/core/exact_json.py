@@ -18,11 +18,18 @@ _VALUE = "value"
 _OLD_GENERATOR = "bit_generator"  # the key by which older checkpoints tell a generator's state
 _PLAIN = (type(None), bool, int, float, str)
 _WORDS: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset", Drawn: "Drawn"}
+
+
+def _drawn(values: list[Any]) -> Drawn:
+    """Return a draw; an older checkpoint has fewer values of it."""
+    return Drawn(*values)
+
+
 _MAKERS: dict[str, Callable[[Any], Any]] = {
     "tuple": tuple,
     "set": set,
     "frozenset": frozenset,
-    "Drawn": Drawn._make,
+    "Drawn": _drawn,
     "dict": dict,
 }
 _KINDS = (

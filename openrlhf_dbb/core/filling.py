@@ -50,6 +50,11 @@ class Group(Generic[PromptT, RolloutT]):
     scores: Floats | None = None
     read: tuple[str | None, ...] = ()
 
+    @property
+    def own_rollouts(self) -> int | None:
+        """How many rollouts the strategy gives this prompt; None: as many as others."""
+        return None if self.drawn is None else self.drawn.rollouts
+
     def with_answer(self, answer: "Answer[RolloutT]") -> "Group[PromptT, RolloutT]":
         """Return this group with further rollouts."""
         scores = answer.scores
@@ -446,7 +451,7 @@ class Filler(Generic[PromptT, RolloutT]):
         """Return what the strategy decides on a group, of which ``answered`` rollouts are new."""
         rest = self.sampler.facts.rollouts - len(group.rollouts)
         is_first_stage = answered == len(group.rollouts)
-        if is_first_stage:
+        if is_first_stage and not group.own_rollouts:
             self._reserved -= max(rest, 0)
         decision = Decision.TRAIN
         if group.scores is not None:
@@ -474,11 +479,13 @@ class Filler(Generic[PromptT, RolloutT]):
         """Ask the host for the first rollouts of groups, which are added to ``groups``; return their number."""
         requests = []
         for group in drawn:
-            rollouts = self.sampler.first_rollouts(group.prompt_id)
+            rollouts = group.own_rollouts or self.sampler.first_rollouts(group.prompt_id)
             requests.append(Request(len(groups), group.prompt, rollouts))
             groups.append(replace(group, version=self.version))
             self.generated += rollouts
-            self._reserved += max(self.sampler.facts.rollouts - rollouts, 0)
+            rest = self.sampler.facts.rollouts - rollouts
+            # Numbers of their own sum to B N: what this group leaves, others of its batch take
+            self._reserved += rest if group.own_rollouts else max(rest, 0)
         self._engine.begin(requests)
         return len(requests)
 

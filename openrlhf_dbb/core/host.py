@@ -49,6 +49,7 @@ FEATURES = (
     Feature("strategy dynamic", Capability.GENERATE_MORE),
     Feature("strategy greso", Capability.GENERATE_MORE),
     Feature("strategy two_stage", Capability.GENERATE_MORE),
+    Feature("strategy allocate", Capability.GENERATE_MORE),
     Feature("replay (RePO)", Capability.EXTRA_ROWS),
     Feature("thinning", Capability.THIN),
     Feature("probes", Capability.PROBE),

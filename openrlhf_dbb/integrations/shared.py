@@ -292,7 +292,7 @@ class Steps:
             max_rollouts=self._max_rollouts,
             scores_later=self._generate is None,
         )
-        self._drawn: tuple[Group[int, Any], ...] = ()  # of the step, whose scores come later
+        self._drawn: tuple[Group[int, Any], ...] = ()  # of the step
         self.replays = None if self._new_replays is None else self._new_replays()
         self._side: list[SideState] = [_DrawsFile(self._filler, len(prompt_ids), self._state_name)]
         if self.replays is not None:
@@ -307,6 +307,7 @@ class Steps:
         """
         note = self._filler.sampler.note
         batch = self._filler.fill_over_passes(self._strategy.name)
+        self._drawn = batch.trained + batch.filtered
         if self._filler.sampler.note != note:
             _log.warning("%s", self._filler.sampler.note)
         return batch
@@ -316,8 +317,7 @@ class Steps:
 
         Their scores come by :meth:`observe`.
         """
-        self._drawn = self.fill().trained
-        return [group.prompt for group in self._drawn]
+        return [group.prompt for group in self.fill().trained]
 
     def observe(
         self,

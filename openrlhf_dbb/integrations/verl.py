@@ -405,6 +405,7 @@ class WithPosteriors(PPOTrainer):
         extras = StepExtras(
             tokens=tokens,
             trained=np.pad(trained_S, (0, len(tokens) - count)),
+            skipped=self._skipped,
             read=[read for each in batches for read in each.reads_S],
             probes=self._probes,
             responses=Responses(lambda row: decode(texts[row]), keep=self._settings.keep_rollouts),

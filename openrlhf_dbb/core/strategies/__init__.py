@@ -7,6 +7,7 @@
     limit      prompts that are too easy or too hard rest, and come back every few passes
     target     prompts near a pass rate that moves during the run
     two_stage  a few rollouts of many prompts first, the rest only where these differ (SPEED-RL)
+    allocate   more rollouts of prompts whose rewards are expected to vary more
 
 Axes: N rollouts of a group, P prompts of the run.
 """
@@ -54,6 +55,8 @@ class Drawn(NamedTuple):
     weight: float  # factor on the prompt's advantages, > 0
     as_even: float = 1.0  # probability with even draws, over ``inclusion``
     as_forecast: float = 1.0  # probability with draws by the forecast, over ``inclusion``
+    # Of its group, if the strategy gives each prompt its own number. Those of a batch sum to B N.
+    rollouts: int | None = None
 
 
 class Decision(Enum):
@@ -137,6 +140,7 @@ class RolloutStrategy:
     # A pass has no fixed cost, so that a number of rollouts ends the training
     needs_budget: ClassVar[bool] = False
     reads_score_range: ClassVar[bool] = False  # it honours ``RunFacts.score_range``
+    unequal_groups: ClassVar[bool] = False  # it gives each drawn prompt its own ``Drawn.rollouts``
 
     def __post_init__(self) -> None:
         check(self)

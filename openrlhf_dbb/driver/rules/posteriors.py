@@ -140,6 +140,15 @@ def no_steps_between_checkpoints(settings: Settings) -> Refusal:
 
 
 @POSTERIORS.add
+def stale_groups_of_unequal_size(settings: Settings) -> Refusal:
+    """The groups that are left of a batch would not have its number of rollouts."""
+    if settings.args.train.max_lag is None or not settings.strategy.unequal_groups:
+        return None
+    both = settings.shown(_STRATEGY, "train.max_lag")
+    return f"{both}: a stale group would leave its batch short of rollouts; leave one out"
+
+
+@POSTERIORS.add
 def equal_rollouts(settings: Settings) -> Refusal:
     """At temperature 0 the rollouts of a group are equal."""
     if settings.args.rollout.temperature > 0:
