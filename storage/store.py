@@ -110,7 +110,10 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
                 ids.update(write.find_prompts(connection, part, len(digests)))
                 new = [digest for digest in part if digest not in ids]
                 if new:
-                    rows = [(digest, *map(storable, texts[digest])) for digest in new]
+                    rows = []
+                    for digest in new:
+                        prompt, label = texts[digest]
+                        rows.append((digest, storable(prompt), storable(label)))
                     write.new_prompts(connection, rows)
                     ids.update(write.find_prompts(connection, new, len(digests)))
         return np.array([ids[digest] for digest in hashes], dtype=np.int64)
