@@ -113,9 +113,9 @@ def step(
         "digest": digest,
         "created_at": utc_now(),
     }
-    for name in records.TOTALS:
-        count = None if rows.usage is None else getattr(rows.usage, name)
-        totals[name] = None if count is None else int(count)
+    if rows.usage is not None:
+        for name, count in vars(rows.usage).items():
+            totals[name] = None if count is None else int(count)
     connection.execute(schema.step.insert(), of_step | totals)
     layout = StateLayout(run.state_fields)
     previous = rows.previous_state.copy()
