@@ -133,8 +133,10 @@ class Database:
             return "the file cannot be written; check that its -wal and -shm file are writable"
         advice = "make the file and its folder writable, or copy them to a folder that is"
         if has_wal(self.location):
-            steps = f"its last steps are in {self.location}-wal"
-            return f"the file or its folder is read-only here, and {steps}; {advice}"
+            return (
+                "the file or its folder is read-only here, and "
+                f"its last steps are in {self.location}-wal; {advice}"
+            )
         return f"the file or its folder is read-only here; {advice}"
 
     def _is_transient(self, cause: Any, message: str) -> bool:

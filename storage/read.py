@@ -4,7 +4,7 @@ Axes: V rows of a run; T steps; of an evaluation P prompts of a benchmark.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -212,12 +212,12 @@ def unverified_visits(store: PosteriorStore, run: RunRecord) -> dict[int, int]:
         return {}
     query = "SELECT prompt_id, step FROM dbb_posterior WHERE run_id = :run"
     scored = {row.prompt_id: row.step for row in store.query(query, run=run.run_id)}
-    visits: dict[int, int] = {}
+    visits: Counter[int] = Counter()
     for row in steps:
         shared = decode.vectors(row.shared, f"shared of step {row.step} of run {run.name!r}")
         for prompt_id in map(int, shared.get(UNVERIFIED, [])):
             if row.step > scored.get(prompt_id, 0):
-                visits[prompt_id] = visits.get(prompt_id, 0) + 1
+                visits[prompt_id] += 1
     return visits
 
 

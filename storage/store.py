@@ -108,14 +108,13 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             part = digests[start : start + CHUNK]
             with self.database.transaction(write=True) as connection:
                 ids.update(write.find_prompts(connection, part, len(digests)))
-                rows = []
-                for digest in part:
-                    if digest not in ids:
+                new = [digest for digest in part if digest not in ids]
+                if new:
+                    rows = []
+                    for digest in new:
                         prompt, label = texts[digest]
                         rows.append((digest, storable(prompt), storable(label)))
-                if rows:
                     write.new_prompts(connection, rows)
-                    new = [digest for digest, _, _ in rows]
                     ids.update(write.find_prompts(connection, new, len(digests)))
         return np.array([ids[digest] for digest in hashes], dtype=np.int64)
 
@@ -376,7 +375,7 @@ def _refusal(row: Row[Any]) -> StoreError | None:
 def _record(row: Row[Any]) -> RunRecord:
     """Return the run in a row of ``dbb_run``; what cannot be read of it is named in ``damage``."""
     values: dict[str, Any] = {}
-    damage = ""
+    damages = []
     for column in schema.run.columns:
         name = column.name
         kind = column.type.python_type
@@ -385,30 +384,22 @@ def _record(row: Row[Any]) -> RunRecord:
             values[name] = _decoded(name, decode.typed(row._mapping[name], kind, what), what)
         except StoreError as error:
             values[name] = _STAND_INS.get(name, kind())
-            damage = damage or str(error)
+            damages.append(str(error))
     values["owner"] = Owner.of(SimpleNamespace(**values))
     values["method"] = values["method"] or ""
-    try:
-        values["parent"] = _parent(values)
-    except StoreError as error:
-        values["parent"] = None
-        damage = damage or str(error)
-    values["damage"] = damage
+    values["parent"] = None
+    if values["parent_uuid"]:
+        parent = {name: values[f"parent_{name}"] for name in _PARENT}
+        if None in parent.values():
+            damage = decode.refusal(f"parent_* of run {row.name!r}", parent, "complete")
+            damages.append(str(damage))
+        else:
+            values["parent"] = parent
+    values["damage"] = damages[0] if damages else ""
     return RunRecord(**{field.name: values[field.name] for field in fields(RunRecord)})
 
 
-def _parent(values: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what a run began with, None without a warm start.
-
-    Raise StoreError if a part is missing.
-    """
-    if not values["parent_uuid"]:
-        return None
-    names = ("name", "uuid", "step", "weight", "database")
-    parent = {name: values[f"parent_{name}"] for name in names}
-    if None in parent.values():
-        raise decode.refusal(f"parent_* of run {values['name']!r}", parent, "complete")
-    return parent
+_PARENT = ("name", "uuid", "step", "weight", "database")  # what a run tells of its warm start
 
 
 _STAND_INS: dict[str, Any] = {

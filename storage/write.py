@@ -113,9 +113,9 @@ def step(
         "digest": digest,
         "created_at": utc_now(),
     }
-    for name in records.TOTALS:
-        count = None if rows.usage is None else getattr(rows.usage, name)
-        totals[name] = None if count is None else int(count)
+    if rows.usage is not None:
+        for name, count in vars(rows.usage).items():
+            totals[name] = None if count is None else int(count)
     connection.execute(schema.step.insert(), of_step | totals)
     layout = StateLayout(run.state_fields)
     previous = rows.previous_state.copy()
@@ -192,18 +192,12 @@ def evaluation(
     for result in rows:
         shape = result.samples.shape
         repeats, places = np.indices(shape)
-        key = {
-            "evaluation_id": int(stored),
-            "benchmark": result.benchmark,
-            "repeat": repeats.ravel(),
-            "place": places.ravel(),
-        }
-        numbers = {}
-        for name, values_R_P in vars(result).items():
-            if isinstance(values_R_P, np.ndarray):
-                numbers[name] = values_R_P.ravel()
-        ids = np.broadcast_to(result.prompt_ids, shape).ravel()
-        insert(connection, "dbb_evaluation_result", numbers | key | {"prompt_id": ids})
+        ids = np.broadcast_to(result.prompt_ids, shape)
+        columns_R_P = vars(result) | {"repeat": repeats, "place": places, "prompt_id": ids}
+        del columns_R_P["benchmark"]
+        numbers = {name: values_R_P.ravel() for name, values_R_P in columns_R_P.items()}
+        of_benchmark = {"evaluation_id": int(stored), "benchmark": result.benchmark}
+        insert(connection, "dbb_evaluation_result", numbers | of_benchmark)
     return int(stored)
 
 

@@ -97,8 +97,7 @@ class LoaderPrompts:
     """The prompts of OpenRLHF's data loader, in its order."""
 
     def __init__(self, dataloader: Any, prompt_ids: Mapping[Key, int]) -> None:
-        data = dataloader.dataset
-        rows = prompts_of(data)
+        rows = prompts_of(dataloader.dataset)
         self._dataloader = dataloader
         self._prompt_ids = prompt_ids
         self._rows = len(rows)

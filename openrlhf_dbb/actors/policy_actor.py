@@ -7,7 +7,6 @@ from typing import Any
 from openrlhf_dbb.platform import cpu
 
 with cpu.without_unused("policy"):
-    import deepspeed
     import ray
     import torch
     from openrlhf.trainer.ppo_utils.experience import (
@@ -28,7 +27,15 @@ with cpu.without_unused("policy"):
     from openrlhf_dbb.actors.training_pass import NOT_FINITE, PolicyTrainer, ResponseActor
     from openrlhf_dbb.errors import RunError
     from openrlhf_dbb.platform import cuda, machine
-    from openrlhf_dbb.platform.weights import BUCKET_BYTES, Parameter, Weight, buckets, merged, pack
+    from openrlhf_dbb.platform.weights import (
+        BUCKET_BYTES,
+        Parameter,
+        Weight,
+        buckets,
+        gather,
+        merged,
+        pack,
+    )
     from openrlhf_dbb.saved import best_model, checkpoints
 
 _OF_ROWS = ("sequences", "action_mask", "attention_mask")  # what ``forward`` takes of a micro-batch
@@ -181,10 +188,8 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         sends = torch.distributed.get_rank() == 0
         with contextlib.ExitStack() as gathered:
             if self.strategy.args.ds.zero_stage == 3:
-                # One by one: of several at once DeepSpeed waits for the last alone, and gloo ends them in any order.
                 for parameter in bucket:
-                    for part in trained[parameter.name].parts:
-                        gathered.enter_context(deepspeed.zero.GatheredParameters([part]))
+                    gather(gathered, trained[parameter.name].parts)
             # ZeRO 3 takes the memory of a gathered weight back, while an engine may still read it.
             if sends or trainer.use_cuda_ipc:
                 packed = pack(bucket, trained, copy=trainer.use_cuda_ipc)

@@ -1,6 +1,7 @@
 """Collects a training's progress and warnings for the driver's progress line."""
 
 import math
+import operator
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,12 +109,7 @@ class Progress:
         for outcome in reversed(list(self.outcomes)):
             if total.rollouts >= _LAST_ROLLOUTS:
                 break
-            total = StepOutcome(
-                rollouts=total.rollouts + outcome.rollouts,
-                right=total.right + outcome.right,
-                cut=total.cut + outcome.cut,
-                missing=total.missing + outcome.missing,
-            )
+            total = StepOutcome(*map(operator.add, total, outcome))
         return total
 
     def _falling(self, held_out_samples: int) -> str | None:

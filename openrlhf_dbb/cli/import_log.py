@@ -38,7 +38,7 @@ def import_log(arguments: argparse.Namespace) -> None:
     log = read_log(files_of(arguments.log), keys)
     _print_columns(log)
     names = list(map(str, arguments.log))
-    made = make_run(getattr(arguments, "store_url", None), arguments.run_name, names, log)
+    made = make_run(arguments.store_url, arguments.run_name, names, log)
     for line in made:
         print(line)
 

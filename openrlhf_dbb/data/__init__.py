@@ -310,9 +310,8 @@ def _as_the_model_sees(
     from openrlhf.datasets import PromptDataset, prompts_dataset
 
     upstream.replace(prompts_dataset, "tqdm", lambda rows, **_: rows)  # without a bar
-    template = args.data.input_template
     try:
-        seen = PromptDataset(rows, tokenizer, backend, input_template=template)
+        seen = PromptDataset(rows, tokenizer, backend, input_template=args.data.input_template)
     except TemplateError as error:
         raise UsageError(
             f"{source}: the model's chat template refuses a prompt: {error}; change the prompt, or "

@@ -31,6 +31,7 @@ _OTHERS = (".py", ".arrow")  # suffixes of the files that OpenRLHF reads
 _UNPACK = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ": lzma.decompress}
 _PACKED = {b"(\xb5/\xfd": "zstd", b"PK\x03\x04": "zip"}
 _PACKINGS = (".gz", ".bz2", ".xz")
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 # Between columns, though the name of the file tells another separator.
 _SEPARATORS = {
     "\t": "name the file .tsv",
@@ -365,10 +366,8 @@ def _rows(path: Path, most: int | None) -> dict[str, Any]:
         _refuse_repeated(parquet.read_schema(path).names)
         return _numbered(_table_rows(parquet.read_table(path)), most)
     text = _text(path)
-    if kind == ".csv":
-        return _numbered(_csv_rows(text, ","), most)
-    if kind == ".tsv":
-        return _numbered(_csv_rows(text, "\t"), most)
+    if kind in _DELIMITERS:
+        return _numbered(_csv_rows(text, _DELIMITERS[kind]), most)
     return _json_rows(text, most)
 
 

@@ -37,8 +37,9 @@ def print_summary(evaluation: Evaluation) -> None:
     over = f"mean and standard deviation over {runs} runs"
     if runs == 1:
         over = "one run"
-    title = f"evaluation {evaluation.name}: {settings['model']}"
-    print(safe(f"{title}, {n} samples per prompt, {over}"))
+    print(
+        safe(f"evaluation {evaluation.name}: {settings['model']}, {n} samples per prompt, {over}")
+    )
     header = ("", "prompts", f"Acc@{n} %", f"Best@{n} %", f"maj@{n} %")
     print_table((*header, "equal", "tokens", "truncated", "missing"), rows)
 

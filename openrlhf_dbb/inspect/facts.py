@@ -92,8 +92,10 @@ def _held_out(numbers: Numbers | None) -> str:
     for name in ("start", "best", "last"):
         step = numbers[f"{name}_step"]
         points[step] = f"{100 * numbers[name]:.1f} % ({name}) at step {step}"
-    measured = f"{numbers['prompts']} prompts x {numbers['samples']} samples"
-    return f"{' -> '.join(points.values())}; {measured}"
+    return (
+        f"{' -> '.join(points.values())}; "
+        f"{numbers['prompts']} prompts x {numbers['samples']} samples"
+    )
 
 
 def _reward(view: RunView) -> str:

@@ -64,8 +64,7 @@ def refuse_copies(files: Sequence[Path], step_of_name: Mapping[Path, int]) -> No
     """Raise UsageError if two files of the same step hold the same."""
     seen: dict[tuple[bytes, int | None], Path] = {}
     for file in files:
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "blake2b").digest()
+        digest = hashlib.blake2b(file.read_bytes()).digest()
         first = seen.setdefault((digest, step_of_name.get(file)), file)
         if first != file and file.stat().st_size:
             raise UsageError(f"{file} is a copy of {first} and would count twice; name one of them")

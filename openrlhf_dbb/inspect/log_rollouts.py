@@ -136,10 +136,10 @@ def _first_present(keys: Sequence[str], names: Collection[str], rows: Sequence[R
 
 def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
     """Return a row as a rollout; raise UsageError that names the row if a value is wrong."""
-    values: Fields = dict.fromkeys(columns)
-    for name, column in columns.items():
-        if column is not None:
-            values[name] = value_at(row.fields, column)
+    values = {
+        name: None if column is None else value_at(row.fields, column)
+        for name, column in columns.items()
+    }
     reward_column = str(columns["reward"])
     if reward_column not in row.fields and reward_column.partition(".")[0] not in row.fields:
         raise UsageError(

@@ -45,12 +45,18 @@ class Weight:
     @property
     def data(self) -> torch.Tensor:
         """A copy of the merged weight. Under ZeRO 3 all ranks have to ask for it."""
-        import deepspeed
-
         with contextlib.ExitStack() as gathered:
-            for part in self.parts:  # one by one, as the policy's actor gathers them
-                gathered.enter_context(deepspeed.zero.GatheredParameters([part]))
+            gather(gathered, self.parts)
             return self.detach().clone()
+
+
+def gather(gathered: contextlib.ExitStack, parts: Sequence[torch.Tensor]) -> None:
+    """Let all ranks have whole parameters under ZeRO 3 until the stack is closed."""
+    import deepspeed
+
+    # One by one: of several at once DeepSpeed waits for the last alone, and gloo ends them in any order.
+    for part in parts:
+        gathered.enter_context(deepspeed.zero.GatheredParameters([part]))
 
 
 def merged(model: torch.nn.Module) -> dict[str, Weight]:

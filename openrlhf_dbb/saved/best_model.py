@@ -12,7 +12,7 @@ stays on disk until a checkpoint at or after the step of its successor is whole.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -58,7 +58,7 @@ class BestModel:
 
     def newest(self, until: float = math.inf) -> Best | None:
         """Return the best model up to a step: a later one on disk is always better."""
-        models = [best for _, best in self._models() if best.step <= until]
+        models = (best for _, best in self._models() if best.step <= until)
         return max(models, key=attrgetter("step"), default=None)
 
     def wants(self, candidate: Best) -> bool:
@@ -111,10 +111,12 @@ class BestModel:
                 checkpoints.remove(path, FILE)
         checkpoints.remove(self.unfinished, FILE)
 
-    def _models(self) -> list[tuple[Path, Best]]:
-        """Return the whole models of this run, each with its folder."""
-        models = [(path, read(path)) for path in self.folder.glob("step*")]
-        return [(path, best) for path, best in models if best is not None and best.run == self.run]
+    def _models(self) -> Iterator[tuple[Path, Best]]:
+        """Yield the whole models of this run, each with its folder."""
+        for path in self.folder.glob("step*"):
+            best = read(path)
+            if best is not None and best.run == self.run:
+                yield path, best
 
     def _folder_of(self, best: Best) -> Path:
         return self.folder / f"step{best.step}-{best.run[:8]}"

@@ -118,10 +118,8 @@ class _File:
         with naming_damage(f"run {run.name!r}"):
             count, left = self._add_fitting(f"{base}/rollouts", rollouts, room / 2)
             self.steps += count
-            self.is_cut |= count < len(steps)
             count, _ = self._add_fitting(f"{base}/prompts", prompts, room / 2 + left)
             self.prompts += count
-            self.is_cut |= count < len(order)
 
     def _add_fitting(
         self,
@@ -134,6 +132,7 @@ class _File:
         for number, answer in answers:
             content = encoded(answer)
             if len(content) > room:
+                self.is_cut = True
                 break
             room -= len(content)
             self.answers[f"{base}/{number}"] = content

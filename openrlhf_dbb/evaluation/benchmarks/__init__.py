@@ -107,16 +107,19 @@ def _read(path: Path) -> Benchmark:
             entry["file"] = str(path.parent / entry["file"])
         entry["choices"] = tuple(entry.get("choices", ()))
         benchmark = Benchmark(name=path.stem, configs=tuple(configs), **entry)
+        _check(benchmark)
     except (OSError, ValueError, TypeError) as error:  # a TypeError names an unknown key
         raise UsageError(f"{path}: {error}") from error
+    return benchmark
+
+
+def _check(benchmark: Benchmark) -> None:
+    """Raise ValueError if the verifier or the template cannot be used."""
     if benchmark.verifier not in VERIFIERS:
         allowed = ", ".join(VERIFIERS)
-        raise UsageError(f"{path}: verifier must be one of {allowed}, got {benchmark.verifier!r}")
+        raise ValueError(f"verifier must be one of {allowed}, got {benchmark.verifier!r}")
     if "{question}" not in benchmark.template:
-        raise UsageError(f"{path}: the template has no {{question}}")
+        raise ValueError("the template has no {question}")
     has_options = bool(benchmark.options or benchmark.choices)
     if has_options != ("{options}" in benchmark.template):
-        raise UsageError(
-            f"{path}: {{options}} in the template and options or choices need each other"
-        )
-    return benchmark
+        raise ValueError("{options} in the template and options or choices need each other")
