@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import inspect
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs/store.md"
+DOCUMENT = ROOT / "docs/api/storage.md"
 FILES = sorted((ROOT / "examples/sql").glob("*.sql"))
 
 # Posterior means of the latest run; see _fill.
