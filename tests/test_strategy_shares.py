@@ -97,6 +97,16 @@ def test_each_prompt_of_a_source_comes_once_before_any_comes_again():
     }  # fmt: skip
 
 
+def test_no_prompt_comes_twice_in_a_step():
+    """A pass over ten prompts ends within a step of seven, of which it gives four."""
+    sources = {number: "few" if number < 10 else "many" for number in range(100)}
+    for seed in range(5):
+        made = sampler("few=0.55,rest", groups=7, sources=sources, seed=seed)
+        for _ in range(40):
+            assert len(set(draws(made, 7))) == 7
+            made.end_step()
+
+
 def test_a_source_that_runs_out_is_said():
     made = sampler("math=0.5,code=0.3,rest")
     draws(made, 33)

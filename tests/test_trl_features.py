@@ -60,17 +60,20 @@ def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(
 
 
 def test_sources_have_their_shares_of_each_batch(model, tmp_path):
-    """One of four prompts is of the source that gets half of the draws."""
-    data = prompts(4).add_column("origin", ["sums", "other", "other", "other"])
+    """Two of eight prompts are of the source that gets half of the draws."""
+    data = prompts(8).add_column("origin", ["sums"] * 2 + ["other"] * 6)
     ours = {
         "label_column": "answer", "strategy": "shares", "source_column": "origin",
         "strategy_parameters": {"of": "sums=0.5,rest"},
     }  # fmt: skip
-    made = trainer(model, tmp_path, Reward(missing=False), data=data, max_steps=2, ours=ours)
+    made = trainer(
+        model, tmp_path, Reward(missing=False), data=data, max_steps=2, ours=ours,
+        logging_strategy="steps", logging_steps=1,
+    )  # fmt: skip
     made.train()
     for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps"):
         logged = json.loads(metrics)
-        assert logged["source/sums/groups"] == logged["source/other/groups"] == 1
+        assert logged["source/sums/groups"] == logged["source/other/groups"] == 2
     assert logged["shares/sums/passes"] == 2
 
 

@@ -111,7 +111,7 @@ class Shares(RolloutStrategy):
 class SharesSampler(Sampler):
     """Draws each prompt of the source that is furthest behind its share."""
 
-    kept: ClassVar[tuple[str, ...]] = ("_random", "_drawn", "_orders", "note")
+    kept: ClassVar[tuple[str, ...]] = ("_random", "_drawn", "_orders", "_of_step", "note")
 
     def __init__(self, strategy: Shares, facts: RunFacts) -> None:
         super().__init__(facts)
@@ -120,6 +120,7 @@ class SharesSampler(Sampler):
         self._drawn = dict.fromkeys(self._shares, 0)
         # Of the source's pass, what is left
         self._orders: dict[str, list[int]] = {name: [] for name in self._shares}
+        self._of_step: list[int] = []  # prompts that were drawn since the last step ended
         self._prompts: dict[str, list[int]] = {}  # by name, ascending
         if facts.sources is not None:
             self._prompts = self._by_name(facts.sources)
@@ -156,18 +157,30 @@ class SharesSampler(Sampler):
         if not self._prompts:  # all prompts are one
             self._prompts = {REST: predictive().prompt_ids.tolist()}
         name = min(self._shares, key=self._turn)
-        prompts = self._prompts[name]
-        order = self._orders[name]
-        if not order:
-            order.extend(self._random.permutation(prompts).tolist())
-            if self._drawn[name] and not self.note:
-                self.note = (
-                    f"all {len(prompts)} prompts of {name!r} have been drawn once: its share of the draws "
-                    "repeats them (strategy shares)"
-                )
+        if not self._orders[name]:
+            self._begin_pass(name)
+        prompt_id = self._orders[name].pop(0)
         self._drawn[name] += 1
-        inclusion = min(self._shares[name] * self.facts.groups / len(prompts), 1.0)
-        return Drawn(order.pop(0), inclusion, weight=1.0)
+        self._of_step.append(prompt_id)
+        expected = self._shares[name] * self.facts.groups
+        return Drawn(prompt_id, min(expected / len(self._prompts[name]), 1.0), weight=1.0)
+
+    def _begin_pass(self, name: str) -> None:
+        """Shuffle the prompts of a source; those that are in this step already come last."""
+        prompts = self._random.permutation(self._prompts[name]).tolist()
+        recent = set(self._of_step)
+        later = [prompt_id for prompt_id in prompts if prompt_id in recent]
+        sooner = [prompt_id for prompt_id in prompts if prompt_id not in recent]
+        self._orders[name] = sooner + later
+        if self._drawn[name] and not self.note:
+            self.note = (
+                f"all {len(prompts)} prompts of {name!r} have been drawn once: its share of the draws "
+                "repeats them (strategy shares)"
+            )
+
+    def end_step(self) -> None:
+        """Forget the prompts of the step."""
+        self._of_step = []
 
     def _turn(self, name: str) -> float:
         """Return after how many draws in all the next one of a source is due."""
