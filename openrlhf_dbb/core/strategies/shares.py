@@ -4,7 +4,7 @@ Axes: P prompts of the run.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -125,7 +125,7 @@ class SharesSampler(Sampler):
         if facts.sources is not None:
             self._prompts = self._by_name(facts.sources)
 
-    def _by_name(self, sources: dict[int, str]) -> dict[str, list[int]]:
+    def _by_name(self, sources: Mapping[int, str]) -> dict[str, list[int]]:
         prompts: dict[str, list[int]] = {name: [] for name in self._shares}
         for prompt_id, source in sorted(sources.items()):
             name = source if source in prompts else REST
