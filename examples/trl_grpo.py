@@ -27,7 +27,7 @@ parser.add_argument(
 )
 parser.add_argument("--estimator", default="dbb", help="point is what TRL does by itself (dbb)")
 parser.add_argument(
-    "--strategy", default="plain", help="or posterior, dynamic, greso, two_stage (plain)"
+    "--strategy", default="plain", help="or posterior, dynamic, greso, two_stage, allocate (plain)"
 )
 parser.add_argument("--epochs", type=int, default=6, help="passes over the 256 questions (6)")
 parser.add_argument("--save_steps", type=int, default=16, help="steps between checkpoints (16)")

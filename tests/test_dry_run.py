@@ -84,6 +84,27 @@ def begun(*argv):
     return prepare.begin(prepared)
 
 
+def test_shares_of_sources_are_checked_with_the_data(dry_run, tmp_path):
+    data = tmp_path / "data.jsonl"
+    kinds = ["sum", "sum", "sort"] * 30
+    with data.open("w") as file:
+        for number, kind in enumerate(kinds):
+            row = {"input": f"{number}+1=", "label": str(number + 1), "kind": kind}
+            file.write(json.dumps(row) + "\n")
+    argv = ["--preset", "tiny", "--data.prompt_dataset", str(data), "--rollout.strategy", "shares"]
+    by_kind = [*argv, "--data.group_key", "kind"]
+    lines = dry_run(*by_kind, "--shares.of", "sort=0.25,rest")
+    assert has(lines, "method .*0.25 of sort, 0.75 of rest")
+    for flags, problem in (
+        ([*argv, "--shares.of", "sort=0.25,rest"], "'shares' needs the source .*--data.group_key"),
+        ([*by_kind, "--shares.of", "sort=1"], "names no share of source 'sum'"),
+        ([*by_kind, "--shares.of", "sort=0.75,rest"], "'sort' has 30 prompts, .* up to 48 of them"),
+        ([*by_kind, "--shares.of", "sort=0.75"], "--shares.of = .*sum to 0.75; give"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            begun(*flags)
+
+
 def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path):
     lines = dry_run("--preset", "tiny", "--run_name", "mine")
     assert has(lines, r"--rollout.n_samples_per_prompt 8 .*preset tiny")

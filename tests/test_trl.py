@@ -25,7 +25,7 @@ from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, remember
-from openrlhf_dbb.integrations.trl_memory import combine
+from openrlhf_dbb.integrations.trl_memory import by_task, combine
 from openrlhf_dbb.tiny import build_model, build_tokenizer
 
 without_vllm.undo()
@@ -379,6 +379,82 @@ def test_several_reward_functions_by_hand():
     assert np.isnan(combine(np.array([[np.nan, np.nan]]), np.array([1.0, 1.0]), None, 1)[0]).all()
 
 
+def test_the_score_of_a_task_is_that_of_its_function():
+    rewards = np.array([[1.0, np.nan], [np.nan, 0.0], [np.nan, np.nan], [0.0, np.nan]])
+    np.testing.assert_array_equal(by_task(rewards, ["a", "b"]), [1.0, 0.0, np.nan, 0.0])
+    rewards[3, 1] = 1.0
+    with pytest.raises(
+        ValueError, match=r"a, b score the same response.*verifier, one of a, b, or"
+    ):
+        by_task(rewards, ["a", "b"])
+
+
+class OfTask(Reward):
+    """Scores the prompts of one task, and returns None for the others."""
+
+    def __init__(self, task):
+        super().__init__(missing=False)
+        self.task, self.__name__ = task, task
+
+    def __call__(self, prompts, completions, task, **columns):
+        rewards = super().__call__(prompts, completions)
+        return [
+            reward if of_row == self.task else None
+            for reward, of_row in zip(rewards, task, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("estimator", ["dbb", "auto"])
+@pytest.mark.parametrize("scale", ["group", "none"])
+def test_functions_that_are_none_outside_their_task_give_one_verdict(
+    model, tmp_path, watched, estimator, scale
+):
+    """A prompt is of one of two tasks; the weights, equal ones, are TRL's scale of X - p."""
+    rewards, tasks = [OfTask("math"), OfTask("code")], ["math", "code"] * 6
+    data = prompts(12).add_column("task", tasks)
+    made = trainer(
+        model, tmp_path, rewards, data=data, scale_rewards=scale, reward_weights=[2.0, 2.0],
+        logging_strategy="steps", logging_steps=1,
+        ours={"estimator": estimator, "source_column": "task", "label_column": "answer"},
+    )  # fmt: skip
+    made.train()
+    right = 0.0
+    for number, batch in enumerate(watched):
+        counts = (~np.isnan(batch["rewards"])).sum(axis=1)
+        assert (counts == 1).all()
+        scores = np.nansum(batch["rewards"], axis=1)
+        right += scores.sum()
+        texts = rewards[0].calls[number][0]
+        means = dict(
+            rows(
+                tmp_path,
+                "SELECT prompt, mean FROM posterior_history JOIN prompts USING (prompt_id) "
+                f"WHERE step = {number + 1}",
+            )
+        )
+        centred = scores - np.array([means[text] for text in texts])
+        if scale == "none":
+            centred = 2.0 * (centred - centred.mean())
+            np.testing.assert_allclose(batch["ours"], centred, rtol=1e-4, atol=1e-5)
+        else:
+            assert np.sign(batch["ours"]).tolist() == np.sign(centred).tolist()
+    stored = rows(tmp_path, "SELECT sum(rollouts), sum(successes) FROM posterior_history")
+    assert stored == [(2 * 4 * ROLLOUTS, right)]
+    metrics = [json.loads(found) for (found,) in rows(tmp_path, "SELECT metrics FROM steps")]
+    assert (
+        sum(m.get("source/math/groups", 0) + m.get("source/code/groups", 0) for m in metrics) == 8
+    )
+
+
+def test_two_functions_that_score_a_response_are_refused_before_anything_is_trained(
+    model, tmp_path
+):
+    made = trainer(model, tmp_path, [Reward(missing=False), short], max_steps=1)
+    with pytest.raises(ValueError, match=r"correct, short score the same response.*verifier"):
+        made.train()
+    assert made.state.global_step == 0
+
+
 def history(folder):
     return rows(
         folder,
@@ -498,7 +574,8 @@ WITH_IMAGES = Dataset.from_dict({"prompt": ["1", "2", "3", "4"], "image": [None]
     ("ours", "changed", "message"),
     [
         ({"verifier": "corect"}, {}, "verifier 'corect' is none of correct, did you mean correct"),
-        ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1: give verifier, one of correct, short"),
+        ({}, {"reward": [Reward(), short], "reward_weights": [1.0, 0.5]},
+         "needs one score of 0 or 1: give verifier, one of correct, short; .* equal reward_weights"),
         ({"form": "rloo"}, {"scale_rewards": "none"}, "form 'rloo' is given; leave out scale_rewards='none'"),
         ({"label_column": "answer"}, {"remove_unused_columns": True}, "would be removed; use remove_unused_columns=Fa"),
         ({"estimator": "point"}, {"num_generations": 1}, "'point' with num_generations=1: it needs 2 .*'auto'"),

@@ -59,6 +59,24 @@ def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(
     assert sorted(value for (value,) in kept) == pytest.approx(sorted(expected))
 
 
+def test_sources_have_their_shares_of_each_batch(model, tmp_path):
+    """Two of eight prompts are of the source that gets half of the draws."""
+    data = prompts(8).add_column("origin", ["sums"] * 2 + ["other"] * 6)
+    ours = {
+        "label_column": "answer", "strategy": "shares", "source_column": "origin",
+        "strategy_parameters": {"of": "sums=0.5,rest"},
+    }  # fmt: skip
+    made = trainer(
+        model, tmp_path, Reward(missing=False), data=data, max_steps=2, ours=ours,
+        logging_strategy="steps", logging_steps=1,
+    )  # fmt: skip
+    made.train()
+    for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps"):
+        logged = json.loads(metrics)
+        assert logged["source/sums/groups"] == logged["source/other/groups"] == 2
+    assert logged["shares/sums/passes"] == 2
+
+
 def test_known_pass_rates_and_sources_are_columns_of_the_data_set(model, tmp_path):
     """Prompts begin with 3 of 4 right; the first and the third are of one source."""
     data = (

@@ -890,6 +890,24 @@ def test_metrics_are_by_source_also_after_a_resume(
         assert shares == sources
 
 
+def test_sources_have_their_shares_of_each_batch(queue, tmp_path, monkeypatch):
+    """verl's data_source: two of three prompts are sums, which get a quarter of the draws."""
+    monkeypatch.setitem(globals(), "DATA", RATED)
+    shares = [
+        "+algorithm.posterior.strategy=shares", "data.train_batch_size=1",
+        "+algorithm.posterior.strategy_parameters.of='sums=0.25,more=0.75'",
+    ]  # fmt: skip
+    ours = trainer(posterior_config(tmp_path, *shares, estimator="dbb"))
+    with ours.posteriors:
+        asked = [ours._next_train_batch()["raw_prompt"][0][0]["content"] for _ in range(8)]
+    sources = {row["raw_prompt"][0]["content"]: row["data_source"] for row in RATED}
+    assert [sources[text] for text in asked].count("sums") == 2
+    with pytest.raises(ValueError, match="names no share of source 'more'"):
+        trainer(posterior_config(tmp_path, *shares[:2], "trainer.experiment_name=other",
+                                 "+algorithm.posterior.strategy_parameters.of='sums=1'"))  # fmt: skip
+    assert query(tmp_path, "SELECT count(*) FROM dbb_run") == [(1,)]
+
+
 # What is reached of verl
 
 

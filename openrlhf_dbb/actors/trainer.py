@@ -30,6 +30,7 @@ from openrlhf_dbb.core import SET_ASIDE
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.probes import probed_prompts
 from openrlhf_dbb.core.step import Probes
+from openrlhf_dbb.core.strategies import with_sources
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators import FORMS
@@ -126,7 +127,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def _make_generator(self, strategy: Any) -> None:
         rollouts = chosen.strategy(self.args)
-        self._sampler = rollouts.sampler(chosen.facts(self.args))
+        facts = with_sources(rollouts, chosen.facts(self.args), self._posteriors.sources)
+        self._sampler = rollouts.sampler(facts)
         self._generator = RolloutGenerator(
             strategy,
             self.prompts_dataloader,

@@ -50,6 +50,7 @@ FEATURES = (
     Feature("strategy greso", Capability.GENERATE_MORE),
     Feature("strategy two_stage", Capability.GENERATE_MORE),
     Feature("strategy allocate", Capability.GENERATE_MORE),
+    Feature("strategy shares", Capability.SOURCES),
     Feature("replay (RePO)", Capability.EXTRA_ROWS),
     Feature("thinning", Capability.THIN),
     Feature("probes", Capability.PROBE),

@@ -36,7 +36,7 @@ from openrlhf_dbb.core.probes import check_probes, probed_prompts
 from openrlhf_dbb.core.replay import ExtraRow, Replay, ReplayMemory, TokenRollout
 from openrlhf_dbb.core.rules import Plan, refusal
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
-from openrlhf_dbb.core.strategies import STRATEGIES, RunFacts
+from openrlhf_dbb.core.strategies import STRATEGIES, RunFacts, with_sources
 from openrlhf_dbb.estimators import FORMS
 
 SAVED = "posteriors.json"
@@ -135,11 +135,12 @@ class Loop(Generic[RolloutT]):
         self._replays: ReplayMemory | None = None
         if replay is not None and replay.samples:
             self._replays = replay.memory(form)
+        facts = with_sources(chosen, RunFacts(groups, rollouts, seed), posteriors.sources)
         row_ids = [posteriors.prompt_ids[key] for key in self._keys]
         self._filler: Filler[int, RolloutT] = Filler(
             ShuffledPrompts(row_ids, seed),
             AtOnce(generate),
-            chosen.sampler(RunFacts(groups, rollouts, seed)),
+            chosen.sampler(facts),
             predictive=posteriors.predictive if chosen.draws else None,
             max_rollouts=max_rollouts,
         )

@@ -331,6 +331,13 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         return Predictive(self._ids, alpha, beta, np.isin(self._ids, unverified))
 
     @property
+    def sources(self) -> dict[int, str] | None:
+        """Where each prompt comes from, by the store's id; None if that is not known."""
+        if self._sources is None:
+            return None
+        return dict(zip(self._ids.tolist(), self._sources.tolist(), strict=True))
+
+    @property
     def unverified(self) -> list[Key]:
         """Text and label of the prompts whose last three visits, or more, yielded no score."""
         with self._state_lock:

@@ -191,7 +191,7 @@ def leave_one_out(plan: Plan) -> Refusal:
 def no_forecast(plan: Plan) -> Refusal:
     """A strategy that draws prompts draws them by the forecast of the estimator, or of its memory."""
     belief = plan.estimator.belief
-    if not plan.strategy.draws or belief.can_predict():
+    if not plan.strategy.forecasts or belief.can_predict():
         return None
     return (
         f"{plan.shown_strategy}: it draws prompts by a forecast, and {belief.name} makes none; "

@@ -14,6 +14,7 @@ from typing import Any
 from openrlhf_dbb import chosen, presets, storage, tiny, upstream
 from openrlhf_dbb.actors.progress import NO_END_TOKEN
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.strategies import with_sources
 from openrlhf_dbb.data import (
     HELD_OUT,
     TRAINING,
@@ -105,6 +106,7 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
         settings = with_template(settings, tokenizer)
         prompts = choose_prompts(settings, loaded, tokenizer)
         settings = complete(settings, resumed, len(prompts.texts))
+        _check_sources(settings, prompts)
         threads = fit.threads(settings.args, shape)
         warnings = [] if has_end_token else [NO_END_TOKEN]
         notes = [f"warning: {warning}" for warning in (*warnings, *prompts.warnings)]
@@ -277,6 +279,16 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: int
     return settings.with_values(
         left_open, "a tenth of the run; checkpoints at least 10 steps apart"
     )
+
+
+def _check_sources(settings: Settings, prompts: Prompts) -> None:
+    """Refuse sources that do not fit the strategy, which the trainer would refuse minutes later."""
+    strategy = settings.strategy
+    sources = None if prompts.sources is None else dict(enumerate(prompts.sources))
+    try:
+        strategy.sampler(with_sources(strategy, chosen.facts(settings.args), sources))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _with_places(settings: Settings, resumed: storage.RunRecord | None) -> Settings:

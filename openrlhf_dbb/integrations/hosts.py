@@ -20,6 +20,7 @@ OPENRLHF = Host(
         "strategy greso": _OF_STRATEGIES,
         "strategy two_stage": _OF_STRATEGIES,
         "strategy allocate": "test_experience_maker.py::test_groups_of_unequal_size_count_alike",
+        "strategy shares": "test_dry_run.py::test_shares_of_sources_are_checked_with_the_data",
         "replay (RePO)": "test_experience_maker.py::test_rollouts_are_replayed_from_the_third_visit_on",
         "thinning": "test_experience_maker.py::test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages",
         "probes": "test_training.py::test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing",
@@ -52,6 +53,7 @@ TRL = Host(
             f"{_TRL_STRATEGIES}::test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_differ"
         ),
         "strategy allocate": f"{_TRL_STRATEGIES}::test_groups_of_unequal_size_are_trained_on_with_their_weights",
+        "strategy shares": "test_trl_features.py::test_sources_have_their_shares_of_each_batch",
         "replay (RePO)": f"{_TRL_STRATEGIES}::test_a_resume_replays_the_same_rows_bit_for_bit",
         "thinning": "test_trl_features.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
         "warm start": "test_trl.py::test_remember_changes_the_store_alone",
@@ -78,6 +80,7 @@ VERL = Host(
         "strategy greso": "test_verl.py::test_a_strategy_fills_the_batches",
         "strategy two_stage": "test_verl.py::test_a_strategy_fills_the_batches",
         "strategy allocate": "test_verl.py::test_weights_of_filled_batches_are_of_their_prompts",
+        "strategy shares": "test_verl.py::test_sources_have_their_shares_of_each_batch",
         "thinning": "test_verl.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
         "probes": "test_verl.py::test_chosen_prompts_are_probed_and_probes_train_nothing",
         "warm start": "test_verl.py::test_a_warm_start_begins_with_another_run_s_posteriors",
@@ -104,6 +107,8 @@ OWN_LOOP = Host(
         "strategy greso": _OF_LOOP,
         "strategy two_stage": _OF_LOOP,
         "strategy allocate": _OF_LOOP,
+        "strategy shares": "test_strategy_shares.py::"
+        "test_a_loop_draws_by_the_sources_of_its_posteriors_and_counts_them",
         "replay (RePO)": "test_loop.py::test_replayed_rows_come_back_with_a_resume",
         "thinning": "test_loop.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
         "probes": "test_loop.py::test_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing",

@@ -22,7 +22,7 @@ from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_diges
 from openrlhf_dbb.core.probes import check_probes
 from openrlhf_dbb.core.replay import Replay, ReplayMemory
 from openrlhf_dbb.core.step import Scored, StepExtras
-from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, RunFacts
+from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, RunFacts, with_sources
 from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
@@ -219,13 +219,15 @@ class Steps:
         self._new_replays = new_replays
         self._thin = settings.thin
         self._state_name = f"the state of strategy {strategy.name!r}"
-        # Refused now rather than at a checkpoint.
-        exact_json.dumps(strategy.sampler(facts).state(), self._state_name)
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if passive and not many_labels:
             many_labels = True
             _warn_of_two_labels(prompts, labels)
         known = settings.known_of(rows, keys)
+        sources = None if known.sources is None else dict(enumerate(known.sources))
+        sampler = strategy.sampler(with_sources(strategy, facts, sources))
+        # Refused now rather than at a checkpoint.
+        exact_json.dumps(sampler.state(), self._state_name)
         if resume:
             self.posteriors = Posteriors.resume(
                 settings.store,
@@ -283,11 +285,12 @@ class Steps:
             _log.warning("%s; prompts that are new begin with the prior", problem)
 
     def _start_over(self) -> None:
+        facts = with_sources(self._strategy, self._facts, self.posteriors.sources)
         prompt_ids = [self.posteriors.prompt_ids[key] for key in self._keys]
         self._filler: Filler[int, Any] = Filler(
             ShuffledPrompts(prompt_ids, self._facts.seed),
             AtOnce(self._generate or _unscored),
-            self._strategy.sampler(self._facts),
+            self._strategy.sampler(facts),
             predictive=self.posteriors.predictive if self._strategy.draws else None,
             max_rollouts=self._max_rollouts,
             scores_later=self._generate is None,

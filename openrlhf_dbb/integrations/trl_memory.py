@@ -122,6 +122,7 @@ class Memory:
         names = trainer.reward_func_names
         weights = trainer.reward_weights.tolist()
         self._verifier = verifier_of(settings.verifier, estimator, names, weights)
+        self._has_tasks = self._verifier is None and estimator.support != "real"
         self.trainer = trainer
         self.settings = settings
         if settings.verifier is None and len(names) > 1:
@@ -361,7 +362,11 @@ class Memory:
         logged.extend(advantages_R)
 
     def _combined(self, rewards_R_F: Floats, group: int) -> Combined:
-        return combine(rewards_R_F, _numpy(self.trainer.reward_weights), self._verifier, group)
+        weights_F = _numpy(self.trainer.reward_weights)
+        if self._has_tasks:
+            scores_R = by_task(rewards_R_F, self.trainer.reward_func_names)
+            return scores_R, scores_R, float(weights_F[0])
+        return combine(rewards_R_F, weights_F, self._verifier, group)
 
     def _score(
         self, responses_R: Sequence[Response], combined: Combined, extras: StepExtras, batch: int
@@ -593,6 +598,24 @@ def combine(
         scores_R,
         weight,
     )
+
+
+def by_task(rewards_R_F: Floats, names: Sequence[str]) -> Floats:
+    """Return the score (R,) of the function that scores each response; NaN where none does.
+
+    Raises:
+        ValueError: two of the functions, whose ``names`` are given, score the same response.
+    """
+    is_scored_R_F = ~np.isnan(rewards_R_F)
+    count_R = is_scored_R_F.sum(axis=1)
+    if (count_R > 1).any():
+        scoring_F = is_scored_R_F[int(count_R.argmax())]
+        both = [name for name, scores in zip(names, scoring_F, strict=True) if scores]
+        raise ValueError(
+            f"{', '.join(both)} score the same response, and the estimator needs one score of 0 or 1: give "
+            f"verifier, one of {', '.join(names)}, or let each return None outside its task"
+        )
+    return np.where(count_R == 1, np.nansum(rewards_R_F, axis=1), np.nan)
 
 
 def _numpy(values: torch.Tensor) -> Floats:

@@ -94,26 +94,30 @@ def verifier_of(
 ) -> int | None:
     """Return the index of the reward function whose score the estimator sees.
 
-    None stands for the weighted sum.
+    None stands for the weighted sum; for an estimator of 0 and 1, for the one function that scores a
+    response, as :func:`openrlhf_dbb.integrations.trl_memory.by_task` finds it.
 
     Raises:
-        ValueError: the name is unknown or not unique, a score of 0 or 1 needs a name, or its weight
-            is not above 0.
+        ValueError: the name is unknown or not unique, its weight is not above 0, or without a name
+            the functions differ in weight.
     """
     if name is not None:
         _check_verifier(name, names)
     if estimator.support == "real" and (name is None or estimator.belief is estimator):
         return None
-    if name is None and len(names) > 1:
-        raise ValueError(
-            f"{estimator.name!r} needs one score of 0 or 1: give verifier, one of {', '.join(names)}"
-        )
     index = 0 if name is None else names.index(name)
     if not weights[index] > 0:
         raise ValueError(
             f"the weight of verifier {names[index]!r} is {weights[index]:g}; it must be above 0"
         )
-    return index
+    if name is not None or len(names) == 1:
+        return index
+    if len(set(weights)) > 1:
+        raise ValueError(
+            f"{estimator.name!r} needs one score of 0 or 1: give verifier, one of {', '.join(names)}; "
+            "functions that are None outside their task need equal reward_weights"
+        )
+    return None
 
 
 def _check_verifier(name: str, names: list[str]) -> None:

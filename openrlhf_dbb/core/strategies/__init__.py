@@ -7,14 +7,15 @@
     limit      prompts that are too easy or too hard rest, and come back every few passes
     target     prompts near a pass rate that moves during the run
     two_stage  a few rollouts of many prompts first, the rest only where these differ (SPEED-RL)
+    shares     each source of prompts has a fixed share of the draws
     allocate   more rollouts of prompts whose rewards are expected to vary more
 
 Axes: N rollouts of a group, P prompts of the run.
 """
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,6 +36,7 @@ class RunFacts:
     seed: int = 0
     # A group is trained on only if its mean score lies strictly between these two; None for no limit.
     score_range: tuple[float, float] | None = None
+    sources: Mapping[int, str] | None = None  # of each prompt, by its id; None: not known
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,13 @@ class RolloutStrategy:
 
     @property
     def draws(self) -> bool:
-        """Whether it chooses the prompts by the estimator's forecast (``predictive``)."""
+        """Whether it chooses the prompts."""
         return False
+
+    @property
+    def forecasts(self) -> bool:
+        """Whether it reads the estimator's forecast."""
+        return self.draws
 
     @property
     def min_rollouts(self) -> int:
@@ -193,6 +200,22 @@ class Plain(RolloutStrategy):
     def describe(self) -> str:
         """Return that every prompt and every group is used."""
         return "all prompts, all groups"
+
+
+def with_sources(
+    strategy: RolloutStrategy, facts: RunFacts, sources: Mapping[int, str] | None
+) -> RunFacts:
+    """Return the facts with the source of each prompt, by its id.
+
+    Raises:
+        ValueError: the strategy needs them, and they are not known.
+    """
+    if sources is None and Capability.SOURCES in strategy.needs:
+        columns = "--data.group_key, source_column= in TRL and verl, sources= of Posteriors"
+        raise ValueError(
+            f"strategy {strategy.name!r} needs the source of each prompt; name its column: {columns}"
+        )
+    return replace(facts, sources=sources)
 
 
 def varies(scores_N: NDArray[np.float64]) -> bool:

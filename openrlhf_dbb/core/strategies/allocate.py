@@ -1,8 +1,7 @@
 """Rollouts by prompt: more where a reward is expected to vary more, within the budget of a step.
 
 Source: Neyman's optimum allocation (1934), in whole numbers after Wright (2012). VIP (Nguyen et al. 2026, arXiv
-2602.01601) and CERO (Zong et al. 2026, arXiv 2606.05606) allocate rollouts likewise. docs/methods.md lists the
-differences.
+2602.01601) and CERO (Zong et al. 2026, arXiv 2606.05606) allocate rollouts by the variance, too; see docs/methods.md.
 
 Axes: P prompts of the run, B of a batch, K numbers of rollouts.
 """
