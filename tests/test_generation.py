@@ -130,7 +130,7 @@ def generator(engine):
             rollout=sizes | {"vllm_generate_batch_size": at_a_time}, vllm={"enable_sleep": sleep},
             algo={"advantage": {"is_correction_level": "off"}, "kl": {"init_coef": 0.0}},
             train={"batch_size": train_batch, "max_epochs": 1, "vllm_log_probs": vllms},
-            critic={"model_name_or_path": None}, replay={"samples": 0},
+            critic={"model_name_or_path": None}, replay={"samples": 0}, rollouts={"record": False},
         )  # fmt: skip
         rows = Rows(("", str(i), label, None) for i, label in enumerate(labels, 1))
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)

@@ -5,7 +5,7 @@ from typing import Any
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.progress import Progress
-from openrlhf_dbb.driver import interrupt
+from openrlhf_dbb.driver import interrupt, recorded
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.driver.ray_session import RayStart
@@ -71,6 +71,8 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
         rows=prepared.prompts.rows,
         sources=prepared.prompts.sources,
         benchmarks=prepared.benchmarks,
+        recorder=recorded.recorder(prepared.settings, prepared.about),
+        record=prepared.record,
         progress=progress,
     )
     get_strategy = functools.partial(
