@@ -29,6 +29,7 @@ from openrlhf_dbb.core.strategies import Drawn
 
 ABOUT = "record.json"
 FORMAT = 1
+DATA_SET = "the data set (digest of prompts and labels)"
 _COPY = "copy the whole folder again from where it was recorded"
 _ARRAYS = (
     "lengths",
@@ -73,11 +74,19 @@ class Recorder:
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         """Begin a record, or go on with it.
 
-        ``about`` has what :meth:`Record.check` compares under "same"; the rest is for people.
+        Args:
+            about: the "run" by name, its "model", and under "same" what :meth:`Record.check` compares.
+
+        Raises:
+            ValueError: the folder holds the record of another run, or a damaged one.
         """
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / ABOUT
+        if path.exists():
+            other = _read_about(path).get("run")
+            if other != about["run"]:
+                raise ValueError(f"{folder} holds the rollouts of run {other!r}; give another one")
         path.write_text(json.dumps({"format": FORMAT, **about}, indent=1), encoding="utf-8")
 
     def write(self, step: int, batch: RecordedBatch) -> None:
@@ -113,16 +122,11 @@ class Record:
         """
         self._folder = folder
         path = folder / ABOUT
-        try:
-            self.about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            recorded_format = self.about["format"]
-            self._same = dict(self.about["same"])
-        except FileNotFoundError:
-            raise ValueError(
-                f"{folder} has no {ABOUT}: it holds no recorded rollouts; name a folder that does"
-            ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged ({error!r}); {_COPY}") from error
+        if not path.exists():
+            problem = f"{folder} has no {ABOUT}: it holds no recorded rollouts"
+            raise ValueError(f"{problem}; name a folder that does")
+        self.about = _read_about(path)
+        recorded_format = self.about["format"]
         if recorded_format != FORMAT:
             known = f"format {recorded_format!r}, this release reads {FORMAT}"
             raise ValueError(f"{path} is of {known}; record the run again")
@@ -139,7 +143,7 @@ class Record:
     def check(self, same: Mapping[str, Any]) -> None:
         """Raise ValueError if a value differs from that of the recorded run."""
         for name, value in same.items():
-            recorded = self._same.get(name, value)
+            recorded = self.about["same"].get(name, value)
             if recorded != value:
                 difference = f"{name} {recorded}, here it is {value}"
                 raise ValueError(f"{self._folder} was recorded with {difference}; give the same")
@@ -161,6 +165,16 @@ class Record:
             advice = "leave out what takes them (vLLM's log-probs, off-policy correction)"
             raise ValueError(f"{path} lacks log-probs of the generation; {advice}")
         return batch
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    """Return what a record says of itself; ValueError if that is damaged."""
+    try:
+        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _ = about["format"], about["same"].keys()
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error!r}); {_COPY}") from error
+    return about
 
 
 def _path(folder: Path, step: int) -> Path:

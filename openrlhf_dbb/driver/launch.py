@@ -63,6 +63,8 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
     run = prepared.run
     assert run is not None
     progress = Progress(has_end_token=prepared.has_end_token)  # its clock begins with the engines
+    if prepared.record is not None:
+        progress.enter("starting the policy")
     trainer = upstream.InThisProcess(
         Trainer,
         store_url=prepared.store_url,

@@ -8,7 +8,7 @@ from typing import Any
 
 from openrlhf_dbb import chosen, storage
 from openrlhf_dbb.core.posteriors import dataset_digest
-from openrlhf_dbb.core.recorded import ABOUT, Record, Recorder
+from openrlhf_dbb.core.recorded import ABOUT, DATA_SET, Record, Recorder
 from openrlhf_dbb.data import Prompts
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.resume import open_store
@@ -55,7 +55,7 @@ def _description(settings: Settings, prompts: Prompts, tokenizer: Any) -> dict[s
     words = json.dumps(sorted(tokenizer.get_vocab().items()))
     digest = dataset_digest(prompts.texts, prompts.labels)
     same = {
-        "the data set (digest of prompts and labels)": digest,
+        DATA_SET: digest,
         "the vocabulary (digest)": hashlib.blake2b(words.encode(), digest_size=16).hexdigest(),
     }
     for flag in _SAME:

@@ -20,6 +20,8 @@ OPENRLHF = Host(
         "strategy greso": _OF_STRATEGIES,
         "strategy two_stage": _OF_STRATEGIES,
         "replay (RePO)": "test_experience_maker.py::test_rollouts_are_replayed_from_the_third_visit_on",
+        "training without generating": "test_recorded.py::"
+        "test_a_run_without_vllm_trains_on_recorded_rollouts_to_the_same_weights",
         "thinning": "test_experience_maker.py::test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages",
         "probes": "test_training.py::test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing",
         "warm start": "test_training.py::"
@@ -40,6 +42,7 @@ TRL = Host(
     lacks={
         Capability.PROBE: "it trains on every rollout of a batch",
         Capability.READ: "a reward function of it returns numbers alone",
+        Capability.RECORD: "its vLLM generates within the method that makes its batches, which is not replaced",
     },
     tested={
         "every estimator": "test_trl_features.py::test_every_estimator_gives_what_it_gives_in_ones_own_loop",
@@ -66,6 +69,7 @@ _OF_VERL = "test_verl.py::test_every_estimator_and_form_gives_what_it_gives_in_o
 VERL = Host(
     name="verl",
     lacks={
+        Capability.RECORD: "its own SkipManager dumps rollouts and trains on the dumps",
         Capability.EXTRA_ROWS: "its _compute_old_log_prob replaces the log-probs of every row of a batch",
     },
     tested={
@@ -101,6 +105,8 @@ OWN_LOOP = Host(
         "strategy greso": _OF_LOOP,
         "strategy two_stage": _OF_LOOP,
         "replay (RePO)": "test_loop.py::test_replayed_rows_come_back_with_a_resume",
+        "training without generating": "test_loop.py::"
+        "test_recorded_batches_are_trained_on_in_their_order_and_nothing_is_generated",
         "thinning": "test_loop.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
         "probes": "test_loop.py::test_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing",
         "warm start": "test_posteriors.py::test_a_warm_start_begins_with_another_runs_posteriors",
