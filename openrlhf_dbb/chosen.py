@@ -40,3 +40,9 @@ def facts(args: SimpleNamespace) -> RunFacts:
 def rollouts_of_a_step(args: SimpleNamespace) -> int:
     """Return how many rollouts a step trains on."""
     return int(args.rollout.batch_size * args.rollout.n_samples_per_prompt)
+
+
+def needs_log_probs(args: SimpleNamespace) -> bool:
+    """Return whether the loss takes the log-probs of the generation."""
+    corrects = args.algo.advantage.is_correction_level != "off"
+    return bool(args.train.vllm_log_probs or corrects)

@@ -22,6 +22,8 @@ from sqlalchemy import text
 
 from openrlhf_dbb import Posteriors, storage, tiny
 from openrlhf_dbb.cli import train_grpo
+from openrlhf_dbb.core.filling import Group
+from openrlhf_dbb.core.recorded import RecordedBatch, RecordedRollout, Recorder
 from openrlhf_dbb.driver import arguments, prepare, printed
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.evaluation import model as evaluated_model
@@ -569,3 +571,70 @@ def test_a_presets_benchmarks_can_be_switched_off_with_the_evaluations(tmp_path)
         "extends = 'tiny'\n[flags]\neval.benchmarks = 'mine=mine.jsonl'\n"
     )
     assert begun("--preset", "own.toml", "--eval.steps", "-1").benchmarks == {}
+
+
+@pytest.fixture
+def recorded(own, tmp_path):
+    """A folder with the record of a step of these flags."""
+    prepared = prepare.prepare(arguments.parse([*own, "--rollouts.record"]), None)
+    folder = tmp_path / "copied"
+    tokens = np.array([1, 2], dtype=np.int32)
+    unknown = np.array([np.nan], dtype=np.float32)
+    rollout = RecordedRollout(tokens, np.array([True]), unknown, 1.0)
+    key = (prepared.prompts.texts[0], prepared.prompts.labels[0])
+    group = Group(key, 1, rollouts=(rollout,), scores=np.array([1.0]))
+    Recorder(folder, prepared.about).write(1, RecordedBatch(trained=(group,)))
+    return folder
+
+
+def test_a_run_on_recorded_rollouts_starts_no_engine_and_asks_no_reward(dry_run, own, recorded):
+    gone = ["--reward.remote_url", "http://127.0.0.1:9", "--vllm.num_engines", "1"]
+    lines = dry_run(*own, *gone, "--eval.steps", "1", "--rollouts.of_run", str(recorded))
+    assert has(lines, r"rollouts +1 recorded steps of mine: no engine is started, nothing is eval")
+    assert has(lines, r"--vllm.num_engines 0 .*rollouts.of_run") and not has(lines, "held-out")
+
+
+@pytest.mark.parametrize(
+    ("flags", "pattern"),
+    [
+        (["--rollout.batch_size", "8"], r"--rollout.batch_size 16, here it is 8; give the same"),
+        (["--data.max_samples", "32"], r"the data set .* here it is \w+; give the same"),
+        (["--train.vllm_log_probs"], r"step-000001.npz lacks log-probs .*; leave out"),
+        (["--rollout.strategy", "dynamic"], r"dynamic: .*nothing is generated; .*strategy plain"),
+        (["--probe.fraction", "0.5"], r"probe.fraction 0.5: .*nothing is generated; leave one"),
+        (["--rollouts.record"], r"recorded already; leave one out"),
+        (["--estimator", "none"], r"--rollouts.of_run .* --estimator none: .*--estimator point"),
+    ],
+)
+def test_recorded_rollouts_that_do_not_fit_are_refused(dry_run, own, recorded, flags, pattern):
+    [line] = dry_run(*own, "--rollouts.of_run", str(recorded), *flags)
+    assert re.search(pattern, line)
+
+
+def test_a_record_that_is_not_there_or_damaged_is_refused(dry_run, own, recorded, tmp_path):
+    [line] = dry_run(*own, "--rollouts.of_run", "nothing")
+    assert re.search(r"--rollouts.of_run nothing: there is no run 'nothing'", line)
+    [line] = dry_run(*own, "--rollouts.of_run", str(tmp_path / "model"))
+    assert re.search(r"/model has no record.json: .*; name a folder", line)
+    (recorded / "step-000001.npz").write_bytes(b"PK")
+    [line] = dry_run(*own, "--rollouts.of_run", str(recorded))
+    assert re.search(r"step-000001.npz is damaged; copy", line)
+
+
+def test_another_vocabulary_is_refused(dry_run, own, recorded, tmp_path):
+    words = tmp_path / "model" / "tokenizer.json"
+    tokenizer = json.loads(words.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second, *_ = [word for word in vocabulary if len(word) == 1]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    words.write_text(json.dumps(tokenizer))
+    [line] = dry_run(*own, "--rollouts.of_run", str(recorded))
+    assert re.search(r"the vocabulary \(digest\) \w+, here it is \w+", line)
+
+
+def test_a_new_run_does_not_record_over_another(dry_run, own, recorded, tmp_path):
+    folder = tmp_path / "runs" / "mine" / "checkpoints"
+    assert has(dry_run(*own, "--rollouts.record"), rf"rollouts +recorded in {folder}/rollouts")
+    shutil.copytree(recorded, folder / "rollouts")
+    [line] = dry_run(*own, "--rollouts.record")
+    assert re.search(r"holds recorded rollouts already; move them, or give another", line)

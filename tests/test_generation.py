@@ -18,6 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from openrlhf_dbb.actors import generation  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutGenerator, rollouts_of  # noqa: E402
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
+from openrlhf_dbb.actors.recorded import as_recorded, as_response  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.errors import RunError  # noqa: E402
 from openrlhf_dbb.platform.vllm_requests import Finished, Request  # noqa: E402
@@ -130,7 +131,7 @@ def generator(engine):
             rollout=sizes | {"vllm_generate_batch_size": at_a_time}, vllm={"enable_sleep": sleep},
             algo={"advantage": {"is_correction_level": "off"}, "kl": {"init_coef": 0.0}},
             train={"batch_size": train_batch, "max_epochs": 1, "vllm_log_probs": vllms},
-            critic={"model_name_or_path": None}, replay={"samples": 0},
+            critic={"model_name_or_path": None}, replay={"samples": 0}, rollouts={"record": False},
         )  # fmt: skip
         rows = Rows(("", str(i), label, None) for i, label in enumerate(labels, 1))
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
@@ -571,3 +572,35 @@ def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(
     assert [sample.scores.item() for sample in samples] == [1, 1, 1, 0, 0, 0]
     assert {call[2:] for call in ray.get(engine.recorded.remote())} == {(0.6, 2)}
     assert (made.filler.generated, made.filler.unused()) == (0, 0)
+
+
+@pytest.mark.parametrize("log_probs", [None, [0.0, -0.5, 0.0, -0.25, -4.0]])
+def test_a_rollout_of_several_turns_comes_back_from_a_record(log_probs):
+    response = {
+        "prompt": "2+2=", "label": "4", "observation_tokens": [5, 6, 7, 8, 9], "action_ranges": [(1, 2), (3, 5)],
+        "rollout_log_probs": log_probs, "reward": 0.0, "scores": math.nan, "truncated": True,
+        "extra_logs": {"format": 0.5},
+    }  # fmt: skip
+
+    def made(response):
+        return RolloutGenerator._process_response_into_experience(None, response, max_len=4)
+
+    first = made(response)
+    prompt = Prompt("2+2=", "4")
+    group = generation.Group(prompt, 1, rollouts=(first,), scores=np.array([math.nan]))
+    batch = as_recorded(generation.RolloutBatch((group,)))
+    [rollout] = batch.trained[0].rollouts
+    assert (batch.trained[0].prompt, rollout.tokens.tolist()) == (("2+2=", "4"), [5, 6, 7, 8])
+    again = made({**response, **as_response(rollout)})
+    for name in (
+        "sequences",
+        "attention_mask",
+        "action_mask",
+        "rollout_log_probs",
+        "rewards",
+        "truncated",
+    ):
+        before, after = getattr(first, name), getattr(again, name)
+        assert before is after or before.tolist() == after.tolist()
+    assert first.info.keys() == again.info.keys()
+    assert again.info["format"].item() == 0.5

@@ -10,6 +10,7 @@ from trainings import EACH, check_questions, in_ones_own_loop
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.filling import Answer
 from openrlhf_dbb.core.loop import Loop
+from openrlhf_dbb.core.recorded import Record, RecordedRollout
 from openrlhf_dbb.core.replay import Replay, TokenRollout
 from openrlhf_dbb.core.strategies.greso import GresoSampler
 from openrlhf_dbb.errors import RunError
@@ -310,3 +311,82 @@ def test_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(opene
         [(prompt_id, 3, float(right)) for prompt_id, right in of.items()] * 2
     )
     assert loop.generated == plain.generated == 48
+
+
+def recordable(requests):
+    """As ``generate``, with the rollouts as a record holds them."""
+    answers = []
+    for answer in generate(requests):
+        rollouts = []
+        for row, score in answer.rollouts:
+            tokens = np.array([row, 7, int(score)], dtype=np.int32)
+            log_probs = np.array([-0.5], dtype=np.float32)
+            rollouts.append(RecordedRollout(tokens, np.array([False, True]), log_probs, score))
+        answers.append(replace(answer, rollouts=rollouts))
+    return answers
+
+
+def never(requests):
+    pytest.fail("something was generated")
+
+
+def tokens_of(step):
+    return [rollout.tokens.tolist() for rollout in step.rollouts]
+
+
+@pytest.mark.parametrize("strategy", ["plain", "dynamic"])
+def test_recorded_batches_are_trained_on_in_their_order_and_nothing_is_generated(
+    opened, tmp_path, strategy
+):
+    folder = tmp_path / "rollouts"
+    first = opened(
+        "first", estimator="point", strategy=strategy, generate=recordable, record=folder
+    )
+    steps = [first.step() for _ in range(3)]
+    again = opened("again", estimator="point", seed=5, generate=never, rollouts_of=folder)
+    trained = list(again)  # ends with the record
+    for step, same in zip(steps, trained, strict=True):
+        assert tokens_of(step) == tokens_of(same)
+        assert step.advantages.tolist() == same.advantages.tolist()
+    for loop in (first, again):
+        loop.posteriors.settle()
+    observed = "SELECT sum(generated), sum(trained) FROM steps"
+    assert first.posteriors.store.query(observed) == again.posteriors.store.query(observed)
+    other = opened("other", estimator="dbb", form="dr_grpo", generate=never, rollouts_of=folder)
+    assert tokens_of(other.step()) == tokens_of(steps[0])
+
+
+def test_a_resume_goes_on_with_the_recorded_step(opened, tmp_path):
+    folder = tmp_path / "rollouts"
+    first = opened("first", generate=recordable, record=folder)
+    steps = [tokens_of(first.step()) for _ in range(2)]
+    first.save(tmp_path / "step2")
+    undone = first.step()
+    first.posteriors.close()
+    first = opened("first", resume=True, generate=recordable, record=folder)
+    first.load(tmp_path / "step2")
+    assert Record(folder).steps == 2
+    steps.append(tokens_of(first.step()))
+    assert steps[2] == tokens_of(undone)
+    again = opened("again", generate=never, rollouts_of=folder)
+    again.step()
+    again.save(tmp_path / "again1")
+    again.step()
+    again.posteriors.close()
+    again = opened("again", resume=True, generate=never, rollouts_of=folder)
+    again.load(tmp_path / "again1")
+    assert [tokens_of(step) for step in again] == steps[1:]
+
+
+def test_a_loop_refuses_a_record_that_does_not_fit(opened, tmp_path):
+    folder = tmp_path / "rollouts"
+    opened("first", generate=recordable, record=folder).step()
+    for option in ({"strategy": "dynamic"}, {"probe_fraction": 0.5}, {"record": tmp_path / "x"}):
+        with pytest.raises(ValueError, match=r"rollouts_of=.* generates nothing; leave out"):
+            opened(str(option)[2:8], rollouts_of=folder, **option)
+    with pytest.raises(ValueError, match="recorded with groups 2, here it is 3; give the same"):
+        opened("three", rollouts_of=folder, groups=3)
+    with pytest.raises(ValueError, match="holds the rollouts of run 'first'"):
+        opened("second", generate=recordable, record=folder)
+    with pytest.raises(ValueError, match="returned a tuple; return RecordedRollout"):
+        opened("tuples", record=tmp_path / "tuples").step()

@@ -152,8 +152,9 @@ class RolloutGenerator(SamplesGenerator):
         # A strategy that judges hears of every group at once, since it may replace it.
         self._prompts_a_call = 1 if judges else PROMPTS_A_CALL
         at_a_time = self.args.rollout.vllm_generate_batch_size
+        self._prompts = LoaderPrompts(self.prompts_dataloader, prompt_ids)
         self.filler: Filler[Prompt, Experience] = Filler(
-            LoaderPrompts(self.prompts_dataloader, prompt_ids),
+            self._prompts,
             self,
             sampler,
             predictive=predictive,
@@ -162,9 +163,8 @@ class RolloutGenerator(SamplesGenerator):
         )
         # One update: then nobody else takes the log-probs that are stored. Groups that wait come with those of others.
         waits = (at_a_time or 0) > self.args.rollout.batch_size
-        corrects = self.args.algo.advantage.is_correction_level != "off"
-        vllms = self.args.train.vllm_log_probs
-        self._takes_log_probs = one_update(self.args) or waits or corrects or vllms
+        needed = chosen.needs_log_probs(self.args) or self.args.rollouts.record
+        self._takes_log_probs = one_update(self.args) or waits or needed
         # The first batch comes with vLLM's log-probs; the training pass compares them
         self._compares = True
         self._options: dict[str, Any] = {}  # OpenRLHF's, of the batch that is being filled

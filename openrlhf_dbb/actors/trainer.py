@@ -1,6 +1,7 @@
 """OpenRLHF's trainer with a posterior store behind it: start, resume, step, checkpoint, evaluation."""
 
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -26,9 +27,11 @@ from openrlhf_dbb.actors.generation import (
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.model_card import model_card
 from openrlhf_dbb.actors.progress import DIFFERENCE, GENERATING, TRAINING, Progress, StepOutcome
+from openrlhf_dbb.actors.recorded import RecordedGenerator, as_recorded
 from openrlhf_dbb.core import SET_ASIDE
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.probes import probed_prompts
+from openrlhf_dbb.core.recorded import Record, Recorder
 from openrlhf_dbb.core.step import Probes
 from openrlhf_dbb.core.strategies import with_sources
 from openrlhf_dbb.data import train_on
@@ -66,6 +69,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         sources: list[str] | None,  # of these rows
         benchmarks: Mapping[str, BenchmarkPrompts],
         progress: Progress,
+        recorder: Recorder | None = None,  # of the rollouts
+        record: Record | None = None,  # of another run, to train on
         **generate_kwargs: Any,
     ) -> None:
         # Upstream never seeds this process: the order of the prompts would differ between runs.
@@ -80,6 +85,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         os.environ.setdefault("WANDB_RESUME", "allow")
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         self.progress = progress
+        self.vllm_engines = self.vllm_engines or []  # None where rollouts come from a record
+        self._recorder = recorder
+        self._record = record
         self._held_out = self.eval_dataloader
         self.eval_dataloader = None  # upstream's loop would evaluate held-out data only
         self._benchmarks = benchmarks
@@ -121,6 +129,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if not planned:
             planned = prompts * train.num_episodes * self.args.rollout.n_samples_per_prompt
         self.progress.total = planned // self._a_step
+        if self._record is not None:
+            self.progress.total = min(self.progress.total, self._record.steps)
         if self._budget is not None:
             self.max_steps = self._budget // train.batch_size * train.max_epochs
             train.num_episodes = sys.maxsize  # the budget alone ends the training
@@ -129,7 +139,12 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         rollouts = chosen.strategy(self.args)
         facts = with_sources(rollouts, chosen.facts(self.args), self._posteriors.sources)
         self._sampler = rollouts.sampler(facts)
-        self._generator = RolloutGenerator(
+        kind: Any = RolloutGenerator
+        if self._record is not None:
+            kind = functools.partial(
+                RecordedGenerator, record=self._record, last_step=self.progress.total
+            )
+        self._generator: RolloutGenerator = kind(
             strategy,
             self.prompts_dataloader,
             self._held_out,
@@ -226,6 +241,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         states = self._loaded_states()
         step = states["global_step"]
         self._posteriors.roll_back(step)
+        if self._recorder is not None:
+            self._recorder.roll_back(step)
         checkpoints.delete_after(self._folder, self._run.record.uuid, step)
         self._best.roll_back(step)
         self.progress.step = step
@@ -277,6 +294,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """
         snapshot = rollout_samples.snapshot
         assert snapshot is not None
+        if self._recorder is not None:
+            self._write(self._recorder, rollout_samples, global_step + 1)
         probes = self._probe(rollout_samples) if self._probed else None
         began = time.monotonic()
         experiences, logged = self.experience_maker.make(rollout_samples, global_step + 1, probes)
@@ -296,6 +315,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._report(rollout_samples, status, step)
         return status, step
 
+    def _write(self, recorder: Recorder, batch: RolloutBatch, step: int) -> None:
+        """Record the batch of a step."""
+        try:
+            recorder.write(step, as_recorded(batch))
+        except OSError as error:
+            raise RunError(f"step {step} cannot be recorded: {error}") from error
+
     def _report(self, batch: RolloutBatch, status: dict[str, Any], step: int) -> None:
         """Tell the progress line about a step that is trained and stored."""
         progress = self.progress
@@ -304,7 +330,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         progress.step = step
         progress.reward = status["rollout/reward_mean"]
         progress.zero_variance = status.get("estimator/zero_variance")
-        if self._budget is not None:  # steps that discard rollouts are fewer
+        if (
+            self._budget is not None and self._record is None
+        ):  # steps that discard rollouts are fewer
             progress.total = max(step, self._budget * step // self._snapshot.generated)
         progress.outcomes.append(_outcome(generation.rollouts_of(batch.trained + batch.filtered)))
         progress.ends.append(time.monotonic())
@@ -317,6 +345,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def broadcast_to_vllm(self) -> None:
         """Send the weights to the engines; generation ahead pauses, and the progress shows it."""
+        if not self.vllm_engines:
+            return
         self.progress.enter("sending weights")
         updating = contextlib.nullcontext() if self._ahead is None else self._ahead.updating()
         with updating:

@@ -32,6 +32,7 @@ class Capability(Enum):
     SOURCES = "reads the source of each prompt with the data"
     HELD_OUT = "stores its held-out evaluations by prompt"
     READ = "passes on what the verifier read"
+    RECORD = "records its rollouts, and trains on those of a record"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ FEATURES = (
     Feature("strategy allocate", Capability.GENERATE_MORE),
     Feature("strategy shares", Capability.SOURCES),
     Feature("replay (RePO)", Capability.EXTRA_ROWS),
+    Feature("training without generating", Capability.RECORD),
     Feature("thinning", Capability.THIN),
     Feature("probes", Capability.PROBE),
     Feature("warm start"),

@@ -24,6 +24,7 @@ from openrlhf_dbb.core.arrays import Floats, Key
 from openrlhf_dbb.core.filling import (
     Answer,
     AtOnce,
+    Batch,
     BudgetSpent,
     Filler,
     Group,
@@ -31,8 +32,15 @@ from openrlhf_dbb.core.filling import (
     RolloutT,
     ShuffledPrompts,
 )
-from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.posteriors import Posteriors, dataset_digest
 from openrlhf_dbb.core.probes import check_probes, probed_prompts
+from openrlhf_dbb.core.recorded import (
+    DATA_SET,
+    Record,
+    RecordedBatch,
+    RecordedRollout,
+    Recorder,
+)
 from openrlhf_dbb.core.replay import ExtraRow, Replay, ReplayMemory, TokenRollout
 from openrlhf_dbb.core.rules import Plan, refusal
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
@@ -88,6 +96,8 @@ class Loop(Generic[RolloutT]):
         probe_samples: int = 128,
         text_of: Callable[[RolloutT], str] | None = None,
         tokens_of: Callable[[RolloutT], int] | None = None,
+        record: str | Path | None = None,
+        rollouts_of: str | Path | None = None,
     ) -> None:
         """Begin behind the last step of a run.
 
@@ -107,9 +117,14 @@ class Loop(Generic[RolloutT]):
                 stored as probes and not trained on, nor counted in ``max_rollouts``.
             probe_samples: how many, >= 2.
             text_of, tokens_of: text and length in tokens of a rollout, to be stored. Whitening needs the length.
+            record: folder in which the batches are recorded; rollouts must then be
+                :class:`openrlhf_dbb.core.recorded.RecordedRollout`.
+            rollouts_of: folder with the record of another run. Its batches are trained on in their order, ``generate``
+                is not called, and the iteration ends with the record.
 
         Raises:
-            ValueError: a name is unknown, a parameter is out of range, or they do not fit together.
+            ValueError: a name is unknown, a parameter is out of range, they do not fit together, or the record is
+                damaged or of other prompts or sizes.
         """
         chosen = STRATEGIES.build(strategy, **(strategy_parameters or {}))
         check_thin(thin)
@@ -136,6 +151,21 @@ class Loop(Generic[RolloutT]):
         if replay is not None and replay.samples:
             self._replays = replay.memory(form)
         facts = with_sources(chosen, RunFacts(groups, rollouts, seed), posteriors.sources)
+        self._recorder: Recorder | None = None
+        self._record: Record | None = None
+        sizes = {"groups": groups, "rollouts": rollouts}
+        same = {DATA_SET: dataset_digest(prompts, labels), **sizes}
+        if rollouts_of is not None:
+            if record is not None or strategy != "plain" or probe_fraction:
+                advice = "leave out record, strategy and probe_fraction"
+                raise ValueError(f"rollouts_of={str(rollouts_of)!r} generates nothing; {advice}")
+            self._record = Record(Path(rollouts_of))
+            self._record.check(same)
+        if record is not None:
+            run = posteriors.run.record
+            about = {"run": run.name, "model": run.model, "same": same}
+            self._recorder = Recorder(Path(record), about)
+            self._recorder.roll_back(posteriors.step)
         row_ids = [posteriors.prompt_ids[key] for key in self._keys]
         self._filler: Filler[int, RolloutT] = Filler(
             ShuffledPrompts(row_ids, seed),
@@ -161,11 +191,12 @@ class Loop(Generic[RolloutT]):
         """Generate, observe and score the next step.
 
         Raises:
-            BudgetSpent: the limit of rollouts does not allow another step.
+            BudgetSpent: the limit of rollouts does not allow another step, or the record is at its end.
             RunError: no group of three batches has a score, or the strategy keeps no group.
             MemorySupportError, ValueError, StoreError: as :meth:`Posteriors.observe`.
         """
-        batch = self._filler.fill_over_passes(self._strategy)
+        number = self.posteriors.step + 1
+        batch = self._batch(number)
         rows = batch.groups_of_each()
         rollouts = [
             rollout for group in batch.trained + batch.filtered for rollout in group.rollouts
@@ -174,7 +205,6 @@ class Loop(Generic[RolloutT]):
         scores = [_checked(group.scores) for group in batch.trained + batch.filtered]
         extras = self._described(batch.extras(rows), rollouts)
         extras = replace(extras, probes=self._probes({group.prompt for group, _ in rows}))
-        number = self.posteriors.step + 1
         scored = self.posteriors.observe(
             number,
             [prompt for prompt, _ in keys],
@@ -202,6 +232,41 @@ class Loop(Generic[RolloutT]):
             prompt_ids,
             metrics,
         )
+
+    def _batch(self, number: int) -> Batch[int, RolloutT]:
+        """Return the batch of a step, generated or of the record."""
+        if self._record is not None:
+            if number > self._record.steps:
+                raise BudgetSpent
+            return self._of_record(self._record.batch(number))
+        batch = self._filler.fill_over_passes(self._strategy)
+        if self._recorder is not None:
+            self._recorder.write(number, self._as_recorded(batch))
+        return batch
+
+    def _of_record(self, batch: RecordedBatch) -> Any:
+        """Return a batch of a record with rows of this loop's data as its prompts."""
+        row_of: dict[Key, int] = {}
+        for row, key in enumerate(self._keys):
+            row_of.setdefault(key, row)
+
+        def with_row(group: Group[Key, RecordedRollout]) -> Any:
+            key = group.prompt
+            return replace(group, prompt=row_of[key], prompt_id=self.posteriors.prompt_ids[key])
+
+        return _changed(batch, with_row)
+
+    def _as_recorded(self, batch: Batch[int, RolloutT]) -> RecordedBatch:
+        """Return a batch with texts and labels as its prompts."""
+
+        def with_key(group: Group[int, RolloutT]) -> Any:
+            for rollout in group.rollouts:
+                if not isinstance(rollout, RecordedRollout):
+                    problem = f"generate returned a {type(rollout).__name__}"
+                    raise ValueError(f"record: {problem}; return RecordedRollout objects")
+            return replace(group, prompt=self._keys[group.prompt])
+
+        return _changed(batch, with_key)
 
     def _probes(self, prompts: set[int]) -> Probes | None:
         """Generate further rollouts of the chosen prompts among those of a step; None if there are none."""
@@ -272,9 +337,16 @@ class Loop(Generic[RolloutT]):
                 f"{folder} belongs to run {run}, not to {record.name!r}; resume that run"
             )
         self.posteriors.roll_back(step)
+        if self._recorder is not None:
+            self._recorder.roll_back(step)
         self._filler.load(state)
         if self._replays is not None:
             self._replays.load(folder)
+
+
+def _changed(batch: Batch[Any, Any], change: Callable[[Group[Any, Any]], Any]) -> Any:
+    trained = tuple(map(change, batch.trained))
+    return Batch(trained, tuple(map(change, batch.filtered)), batch.skipped)
 
 
 def _checked(scores: Floats | None) -> Floats:

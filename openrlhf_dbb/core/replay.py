@@ -180,9 +180,9 @@ class ReplayMemory:
             prompt_ids=np.array([rollout.prompt_id for rollout in rollouts], dtype=np.int64),
             rewards=np.array([rollout.reward for rollout in rollouts], dtype=np.float64),
             lengths=np.array([len(rollout.tokens) for rollout in rollouts], dtype=np.int64),
-            tokens=_joined([rollout.tokens for rollout in rollouts], np.int32),
-            actions=_joined([rollout.actions for rollout in rollouts], np.bool_),
-            log_probs=_joined([rollout.log_probs for rollout in rollouts], np.float32),
+            tokens=joined([rollout.tokens for rollout in rollouts], np.int32),
+            actions=joined([rollout.actions for rollout in rollouts], np.bool_),
+            log_probs=joined([rollout.log_probs for rollout in rollouts], np.float32),
         )
 
     def load(self, folder: Path) -> None:
@@ -270,21 +270,21 @@ def _checked_copy(rollout: TokenRollout) -> TokenRollout:
     return copy
 
 
-def _joined(arrays: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
+def joined(arrays: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
     return np.concatenate([np.empty(0, dtype), *arrays])
 
 
 def _rollouts(arrays: Mapping[str, NDArray[Any]]) -> list[TokenRollout]:
     """Return the rollouts of a file's arrays. Raises ValueError if they do not fit each other."""
     lengths_R = arrays["lengths"]
-    tokens_R = _split(arrays["tokens"], lengths_R)
-    actions_R = _split(arrays["actions"], lengths_R - 1)
-    log_probs_R = _split(arrays["log_probs"], [actions.sum() for actions in actions_R])
+    tokens_R = split(arrays["tokens"], lengths_R)
+    actions_R = split(arrays["actions"], lengths_R - 1)
+    log_probs_R = split(arrays["log_probs"], [actions.sum() for actions in actions_R])
     columns = (arrays["prompt_ids"], tokens_R, actions_R, log_probs_R, arrays["rewards"])
     return [_checked_copy(TokenRollout(*row)) for row in zip(*columns, strict=True)]
 
 
-def _split(values: NDArray[Any], sizes: Sequence[int] | NDArray[np.int64]) -> list[NDArray[Any]]:
+def split(values: NDArray[Any], sizes: Sequence[int] | NDArray[np.int64]) -> list[NDArray[Any]]:
     ends = np.cumsum(sizes, dtype=np.int64)
     *parts, rest = np.split(values, ends)
     if rest.size:

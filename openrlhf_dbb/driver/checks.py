@@ -13,6 +13,7 @@ from openrlhf_dbb.driver.arguments import NO_ESTIMATOR, OUTPUTS, Settings
 from openrlhf_dbb.driver.rules.alone import ALONE
 from openrlhf_dbb.driver.rules.places import PLACES
 from openrlhf_dbb.driver.rules.posteriors import POSTERIORS
+from openrlhf_dbb.driver.rules.recorded import RECORDED
 from openrlhf_dbb.driver.rules.replay import REPLAY
 from openrlhf_dbb.driver.rules.run import RUN
 from openrlhf_dbb.errors import UsageError
@@ -28,6 +29,7 @@ def check(settings: Settings) -> None:
         RUN.refusal,
         PLACES.refusal,
         REPLAY.refusal,
+        RECORDED.refusal,
         _of_estimator,
         _unread,
         _of_gpus,

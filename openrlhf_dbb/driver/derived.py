@@ -41,6 +41,7 @@ class Values:
 def derive(run: Values) -> None:
     """Set the values that follow from others; each function reads what those before it have set."""
     numbers_of_gpus(run)
+    recorded_rollouts(run)
     task(run)
     reward(run)
     for_openrlhf_alone(run)
@@ -72,6 +73,12 @@ def numbers_of_gpus(run: Values) -> None:
     for flag in cuda.ALL_GPUS:
         if values[flag] == "all":
             values[flag] = max(all_of[flag], 1)
+
+
+def recorded_rollouts(run: Values) -> None:
+    """Recorded rollouts need no engine, and without one nothing is evaluated."""
+    if run.values["rollouts.of_run"]:
+        run.put({"vllm.num_engines": 0, "eval.steps": -1}, "--rollouts.of_run")
 
 
 def task(run: Values) -> None:

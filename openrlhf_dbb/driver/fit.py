@@ -172,7 +172,7 @@ def engine_limits(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:
         return {}
     prompts = max(args.rollout.batch_size, args.rollout.vllm_generate_batch_size or 0)
     rollouts = prompts * args.rollout.n_samples_per_prompt
-    sequences = -(-rollouts // args.vllm.num_engines)
+    sequences = -(-rollouts // max(args.vllm.num_engines, 1))
     needed = _cache_bytes(args, shape, sequences, cpu.BLOCK, _width(args))
     cache = min(max(needed, _LEAST_CACHE), _MOST_CACHE)
     return {"max_num_seqs": min(sequences, _SEQUENCES), "kv_cache_memory_bytes": cache}

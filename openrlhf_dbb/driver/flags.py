@@ -174,6 +174,16 @@ def _add_run(group: argparse._ActionsContainer) -> None:
         help=f"rollouts kept of a step, a number or {ALL} (default {KEEP})",
     )
     group.add_argument(
+        "--rollouts.record",
+        action="store_true",
+        help="record every rollout in CKPT.PATH/rollouts: 9 bytes a generated token, 5 of a prompt",
+    )
+    group.add_argument(
+        "--rollouts.of_run",
+        metavar="RUN",
+        help="train on what a run has recorded, by name or folder; nothing is generated",
+    )
+    group.add_argument(
         "--ckpt.save_adapter",
         action="store_true",
         help="with --ds.lora.rank: save the best and the last model as adapters, not merged",

@@ -5,7 +5,7 @@ from typing import Any
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.progress import Progress
-from openrlhf_dbb.driver import interrupt
+from openrlhf_dbb.driver import interrupt, recorded
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.driver.ray_session import RayStart
@@ -63,6 +63,8 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
     run = prepared.run
     assert run is not None
     progress = Progress(has_end_token=prepared.has_end_token)  # its clock begins with the engines
+    if prepared.record is not None:
+        progress.enter("starting the policy")
     trainer = upstream.InThisProcess(
         Trainer,
         store_url=prepared.store_url,
@@ -71,6 +73,8 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
         rows=prepared.prompts.rows,
         sources=prepared.prompts.sources,
         benchmarks=prepared.benchmarks,
+        recorder=recorded.recorder(prepared.settings, prepared.about),
+        record=prepared.record,
         progress=progress,
     )
     get_strategy = functools.partial(

@@ -14,6 +14,7 @@ from typing import Any
 from openrlhf_dbb import chosen, presets, storage, tiny, upstream
 from openrlhf_dbb.actors.progress import NO_END_TOKEN
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.recorded import Record
 from openrlhf_dbb.core.strategies import with_sources
 from openrlhf_dbb.data import (
     HELD_OUT,
@@ -24,7 +25,7 @@ from openrlhf_dbb.data import (
     give_template_arguments,
     load,
 )
-from openrlhf_dbb.driver import fit
+from openrlhf_dbb.driver import fit, recorded
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, OUTPUTS, Settings
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.resume import continued, find, open_store
@@ -60,6 +61,8 @@ class Prepared:
         threads: of the policy and of each engine; 0: torch's choice.
         engine_arguments: vLLM's that OpenRLHF does not set.
         benchmarks: beside --eval.dataset, by name.
+        about: what a record of the run's rollouts says of it; empty if there is none.
+        record: the rollouts to train on; None: they are generated.
         notes: lines that the user should see.
         run: nobody owns it yet; None with --estimator none, as the next three.
         store_url: of the run's store.
@@ -79,6 +82,8 @@ class Prepared:
     threads: int = 0
     engine_arguments: Mapping[str, Any] = field(default_factory=dict)
     benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    record: Record | None = None
     notes: list[str] = field(default_factory=list)
     run: storage.RunRecord | None = None
     store_url: str = ""
@@ -112,6 +117,8 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
         notes = [f"warning: {warning}" for warning in (*warnings, *prompts.warnings)]
         if shape is not None and settings.estimator != NO_ESTIMATOR:
             notes.extend(fit.checkpoint_warnings(shape, settings.args))
+        about, record = recorded.prepared(settings, prompts, tokenizer, is_new=resumed is None)
+        notes.extend(recorded.notes(settings, record))
         notes.extend(try_reward(settings, prompts))
         notes.extend(_control_tokens(settings, loaded, tokenizer))
         return Prepared(
@@ -126,6 +133,8 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
             threads=threads,
             engine_arguments={"threads": threads, **fit.engine_arguments(settings, shape)},
             benchmarks=read_benchmarks(settings, tokenizer),
+            about=about,
+            record=record,
             notes=notes,
         )
 
@@ -309,7 +318,7 @@ def try_reward(settings: Settings, prompts: Prompts) -> list[str]:
     args = settings.args
     urls = args.reward.remote_url or []
     estimator = settings.built_estimator
-    if not urls:
+    if not urls or args.rollouts.of_run:  # recorded rollouts have their scores
         return []
     if urls[0] == str(MATH_FILE):
         # Its labels have been verified, it refuses a repeated question, and a process to try it takes most of a second.

@@ -62,7 +62,8 @@ def _run(prepared: Prepared, run: storage.RunRecord) -> list[str]:
         visits = f"{args.probe.samples} rollouts a visit"
         lines.append(f"probes     {args.probe.fraction:.0%} of the prompts, {visits}")
     verb = f"continues after step {run.last_step} at most" if prepared.resumed else "is new"
-    lines.append(_held_out(prepared))
+    if prepared.record is None:
+        lines.append(_held_out(prepared))
     lines.append(f"run        {run.name} ({verb}) in {prepared.location}")
     lines.append(f"look       {look(prepared, 'serve')}; --dry_run shows every value")
     return lines

@@ -38,6 +38,8 @@ _KEPT = (
     "rollout.batch_size",
     "rollout.n_samples_per_prompt",
     "replay.",
+    "rollouts.record",
+    "rollouts.of_run",
     # A checkpoint can be loaded only with the sharding and the precision that saved it.
     "ds.param_dtype",
     "ds.zero_stage",

@@ -22,6 +22,8 @@ OPENRLHF = Host(
         "strategy allocate": "test_experience_maker.py::test_groups_of_unequal_size_count_alike",
         "strategy shares": "test_dry_run.py::test_shares_of_sources_are_checked_with_the_data",
         "replay (RePO)": "test_experience_maker.py::test_rollouts_are_replayed_from_the_third_visit_on",
+        "training without generating": "test_recorded.py::"
+        "test_a_run_without_vllm_trains_on_recorded_rollouts_to_the_same_weights",
         "thinning": "test_experience_maker.py::test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages",
         "probes": "test_training.py::test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing",
         "warm start": "test_training.py::"
@@ -42,6 +44,7 @@ TRL = Host(
     lacks={
         Capability.PROBE: "it trains on every rollout of a batch",
         Capability.READ: "a reward function of it returns numbers alone",
+        Capability.RECORD: "its vLLM generates within the method that makes its batches, which is not replaced",
     },
     tested={
         "every estimator": "test_trl_features.py::test_every_estimator_gives_what_it_gives_in_ones_own_loop",
@@ -70,6 +73,7 @@ _OF_VERL = "test_verl.py::test_every_estimator_and_form_gives_what_it_gives_in_o
 VERL = Host(
     name="verl",
     lacks={
+        Capability.RECORD: "its own SkipManager dumps rollouts and trains on the dumps",
         Capability.EXTRA_ROWS: "its _compute_old_log_prob replaces the log-probs of every row of a batch",
     },
     tested={
@@ -110,6 +114,8 @@ OWN_LOOP = Host(
         "strategy shares": "test_strategy_shares.py::"
         "test_a_loop_draws_by_the_sources_of_its_posteriors_and_counts_them",
         "replay (RePO)": "test_loop.py::test_replayed_rows_come_back_with_a_resume",
+        "training without generating": "test_loop.py::"
+        "test_recorded_batches_are_trained_on_in_their_order_and_nothing_is_generated",
         "thinning": "test_loop.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
         "probes": "test_loop.py::test_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing",
         "warm start": "test_posteriors.py::test_a_warm_start_begins_with_another_runs_posteriors",

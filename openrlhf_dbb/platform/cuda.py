@@ -205,7 +205,7 @@ def rows(args: SimpleNamespace, part: str) -> int:
 def engine_limits(args: SimpleNamespace) -> dict[str, int]:
     """Return vLLM's limits for an engine that runs its share of a step's rollouts at a time."""
     rollouts = chosen.rollouts_of_a_step(args)
-    share = -(-rollouts // args.vllm.num_engines)
+    share = -(-rollouts // max(args.vllm.num_engines, 1))
     # vLLM's defaults are 128 sequences at a time and 2,048 tokens a step. It keeps 4 bytes for each
     # sequence and word of the vocabulary.
     return {"max_num_seqs": min(max(share, 128), 512), "max_num_batched_tokens": 8192}

@@ -14,7 +14,7 @@ _ADAPTERS = "ds.lora.rank"
 @PLACES.add
 def no_engine(settings: Settings) -> Refusal:
     """Nothing generates."""
-    if settings.args.vllm.num_engines:
+    if settings.args.vllm.num_engines or settings.args.rollouts.of_run:
         return None
     flag = settings.shown("vllm.num_engines")
     return f"{flag}: missing; name the number of engines that generate"
@@ -24,7 +24,7 @@ def no_engine(settings: Settings) -> Refusal:
 def policy_and_engines_differ(settings: Settings) -> Refusal:
     """On shared GPUs OpenRLHF asserts it, once Ray has started."""
     args = settings.args
-    if not args.train.colocate_all or args.train.async_enable:
+    if not args.train.colocate_all or args.train.async_enable or args.rollouts.of_run:
         return None
     policy = args.actor.num_nodes * args.actor.num_gpus_per_node
     engines = args.vllm.num_engines * args.vllm.tensor_parallel_size
