@@ -143,7 +143,8 @@ def filled(store, fill):
 
 def evaluated(store, fill, name, successes_by_step, **values):
     """A run of two steps of 6 prompts, evaluated on these with 4 samples each; its prompts' ids."""
-    run, ids = fill.run(store, name, **values), np.sort(fill.prompts(store, 6))
+    run = fill.run(store, name, **values)
+    ids = np.sort(fill.prompts(store, 6))
     fill.train(run, ids, (1, 2))
     for step, successes in successes_by_step.items():
         run.record_evaluation(
@@ -340,7 +341,8 @@ def test_compare_pairs_the_prompts_that_both_answered(two, fill, capsys):
     )
     tested = as_json(capsys, two, "compare", "a", "c")["held_out"]
     assert (tested["prompts"], tested["samples"], tested["steps"]) == (3, [4, 8], [2, 2])
-    first, second = np.array([1, 2, 2]) / 4, np.array([4, 4, 3]) / 8
+    first = np.array([1, 2, 2]) / 4
+    second = np.array([4, 4, 3]) / 8
     assert (tested["first"], tested["second"]) == pytest.approx((first.mean(), second.mean()))
     intervals = [list(stats.ttest_1samp(of, 0).confidence_interval()) for of in (first, second)]
     np.testing.assert_allclose(tested["intervals"], intervals)
@@ -349,7 +351,8 @@ def test_compare_pairs_the_prompts_that_both_answered(two, fill, capsys):
 
 def test_compare_has_unbiased_pass_at_k_with_its_interval(two, fill, capsys):
     # 1 - C(4 - c, k) / C(4, k): of "a" c is 0, 1, 1, 2, 2, 0; of "b" 2, 4, 3, 4, 4, 3
-    first, second = np.array([0, 1 / 2, 1 / 2, 5 / 6, 5 / 6, 0]), np.array([5 / 6, 1, 1, 1, 1, 1])
+    first = np.array([0, 1 / 2, 1 / 2, 5 / 6, 5 / 6, 0])
+    second = np.array([5 / 6, 1, 1, 1, 1, 1])
     of_2, of_4 = as_json(capsys, two, "compare", "a", "b")["held_out"]["pass_at_k"]
     low, high = stats.ttest_1samp(second - first, 0).confidence_interval()
     wanted = {"k": 2, "first": first.mean(), "second": second.mean(), "low": low, "high": high}
@@ -480,7 +483,8 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PATH": o
 @pytest.fixture
 def shell(tmp_path):
     """Function: run a command on a store with texts beyond ASCII in a shell; exit code, stdout, stderr."""
-    url, asked = str(tmp_path / "größe.db"), ["is 12 ≤ 9?"] * 2
+    url = str(tmp_path / "größe.db")
+    asked = ["is 12 ≤ 9?"] * 2
     with Posteriors.create(url, "größe", [asked[0]], ["日本"], model="≤") as posteriors:
         posteriors.observe(1, asked, ["日本"] * 2, [1, 0])
 

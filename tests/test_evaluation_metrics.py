@@ -74,7 +74,8 @@ def test_fractions_have_no_pass_at_k_and_responses_without_answers_no_majority()
     def measured(scores, answers):
         shape = (1, 1, 3)
         rest = {"tokens_R_P_N": np.full(shape, 10), "truncated_R_P_N": np.zeros(shape, dtype=bool)}
-        scores, answers = np.array([[scores]], float), np.array([[answers]], object)
+        scores = np.array([[scores]], float)
+        answers = np.array([[answers]], object)
         return metrics.measures(Results("sums", ["0"], scores, answers, ["0"], **rest))
 
     found = measured([0.5, 1, 1], [None] * 3)
@@ -106,10 +107,8 @@ def test_differences_without_variance_and_one_prompt_test_nothing():
 def test_the_average_difference_of_two_benchmarks_and_its_interval_by_hand():
     # Means 0.2 and 0.6; variances of the means 0.04 / 2 = 0.02 and 0.12 / 3 = 0.04.
     # Error sqrt(0.06) / 2; degrees 0.06^2 / (0.02^2 / 1 + 0.04^2 / 2) = 0.0036 / 0.0012 = 3.
-    first, second = (
-        np.array([0.2 - np.sqrt(0.02), 0.2 + np.sqrt(0.02)]),
-        0.6 + np.sqrt(0.12) * np.array([-1, 0, 1]),
-    )
+    first = np.array([0.2 - np.sqrt(0.02), 0.2 + np.sqrt(0.02)])
+    second = 0.6 + np.sqrt(0.12) * np.array([-1, 0, 1])
     test = metrics.stratified_t([first, second])
     half = 3.182446 * np.sqrt(0.06) / 2  # t of 3 degrees of freedom at 0.975
     assert test == pytest.approx(

@@ -123,7 +123,8 @@ def decisions(strategy, sampler, seed, steps):
 def test_a_strategy_s_state_comes_back_as_it_was_and_decides_the_same(rest, name, seed):
     strategy = strategies.STRATEGIES.build(rest if name == "the example" else name)
     facts = RunFacts(groups=4, rollouts=3, seed=seed)
-    sampler, other = strategy.sampler(facts), strategy.sampler(facts)
+    sampler = strategy.sampler(facts)
+    other = strategy.sampler(facts)
     list(decisions(strategy, sampler, seed, seed + 1))
     state = sampler.state()
     again = exact_json.loads(exact_json.dumps(state, "x"))

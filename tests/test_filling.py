@@ -11,7 +11,10 @@ from openrlhf_dbb.core.strategies import STRATEGIES, Predictive, RunFacts
 from openrlhf_dbb.errors import RunError
 
 N = 4
-MIXED, LATE, EASY, HARD = "1010", "0010", "1111", "0000"
+MIXED = "1010"
+LATE = "0010"
+EASY = "1111"
+HARD = "0000"
 
 
 class Rows(ShuffledPrompts):

@@ -57,7 +57,8 @@ def threads(*argv, shape=SMOLLM2):
 
 
 def chosen(settings):
-    ds, actor = settings.args.ds, settings.args.actor
+    ds = settings.args.ds
+    actor = settings.args.actor
     return (
         ds.param_dtype,
         ds.attn_implementation,
@@ -254,7 +255,8 @@ def test_the_estimate_by_hand(fitted):
         memory = fit.gpu_memory(settings, SHAPES["qwen3-1.7b"])
         return [memory.always / 1e9, memory.training / 1e9, memory.log_probs / 1e9]
 
-    one, logits = 1.720451, 4 * 4096 * 151_936 * 4 / 1e9
+    one = 1.720451
+    logits = 4 * 4096 * 151_936 * 4 / 1e9
     # recomputed: the layers' inputs and one layer
     batch = 4 * 5120 * 2048 * (28 * 2 + 56) / 1e9 + logits
     kept = 4 * 5120 * 2048 * 28 * 56 / 1e9 + logits

@@ -22,7 +22,8 @@ from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # n
 from openrlhf_dbb.errors import RunError  # noqa: E402
 from openrlhf_dbb.platform.vllm_requests import Finished, Request  # noqa: E402
 
-BATCH, GROUP = 2, 2
+BATCH = 2
+GROUP = 2
 FACTS = RunFacts(groups=BATCH, rollouts=GROUP, seed=1)
 SCORES = {"1": 1.0, "0": 0.0, "?": math.nan, "-": None}
 
@@ -35,7 +36,9 @@ def shared_engines(ray_node):
     class Engine:
         def start_over(self, after):
             """``after``: prompts that are answered only once another has been."""
-            self.calls, self.sizes, self.after = [], [], after
+            self.calls = []
+            self.sizes = []
+            self.after = after
             self.answered = {prompt: asyncio.Event() for prompt in after.values()}
 
         async def get_num_unfinished_requests(self):
@@ -46,7 +49,8 @@ def shared_engines(ray_node):
 
         async def generate_groups(self, prompts, sampling, samples, max_length):
             self.sizes.append(len(prompts))
-            temperature, logprobs = sampling["temperature"], sampling["logprobs"]
+            temperature = sampling["temperature"]
+            logprobs = sampling["logprobs"]
             groups = (
                 self.group(prompt, label, temperature, samples, logprobs)
                 for prompt, label, _ in prompts
@@ -72,7 +76,8 @@ def shared_engines(ray_node):
 
         async def sample(self, requests, sampling):
             self.sizes.append(len(requests))
-            n, text = sampling["n"], f"{sampling['temperature']} {sampling['top_p']}"
+            n = sampling["n"]
+            text = f"{sampling['temperature']} {sampling['top_p']}"
             return [
                 Finished(r.number, [text] * n, [r.max_tokens] * n, [False] * n) for r in requests
             ]
@@ -225,7 +230,9 @@ class Resting(Mixed):
 
     def __init__(self, a_round=None, passes=1):
         super().__init__(a_round=a_round)
-        self._pass, self._passes, self._rests_until = 0, passes, {}
+        self._pass = 0
+        self._passes = passes
+        self._rests_until = {}
 
     def skips(self, prompt_id):
         return self._rests_until.get(prompt_id, -1) >= self._pass
@@ -243,7 +250,9 @@ class Resting(Mixed):
         return {"resting": float(sum(until >= self._pass for until in self._rests_until.values()))}
 
 
-MIXED, EASY, HARD = "10", "11", "00"
+MIXED = "10"
+EASY = "11"
+HARD = "00"
 
 
 def test_plain_batches_are_whole_and_the_rest_of_a_pass_waits(generator):
@@ -264,7 +273,8 @@ def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generato
         def observe(self, drawn, mixed):  # not of groups without any score
             observed.append((drawn.prompt_id, mixed))
 
-    order, observed = iter([2, 0, 2, 1, 1, 0]), []
+    order = iter([2, 0, 2, 1, 1, 0])
+    observed = []
     made = generator([HARD, MIXED, MIXED], Drawing(FACTS), predictive=lambda: "predictive")
     assert draw(made) == ("31", 2, False)
     assert [(group.drawn.inclusion, group.drawn.weight) for group in made.last_batch.trained] == [

@@ -15,7 +15,8 @@ ROWS = [(3, "p", "1", 1, "p0"), (3, "p", "1", 0, "p1"), (3, "q", "2", 0, "q0"), 
 
 def ran(capsys, *command):
     """The exit code, and what is printed."""
-    code, printed = main([str(word) for word in command]), capsys.readouterr()
+    code = main([str(word) for word in command])
+    printed = capsys.readouterr()
     return code, printed.err if code else printed.out
 
 
@@ -168,7 +169,8 @@ def test_the_advantages_of_the_log_are_stored_and_counted(imported, capsys, tmp_
         row(1, "q", 0, adv=-0.5),
     ]
     assert imported(written(tmp_path / "a.jsonl", rows), "--advantage_key", "adv")[0] == 0
-    store, at = imported.store, ("--store.url", imported.store.url)
+    store = imported.store
+    at = ("--store.url", imported.store.url)
     advantages = "SELECT advantage, weight FROM rollouts ORDER BY prompt_id, sample"
     assert store.query(advantages) == [(0, 1), (0, 1), (0.5, 1), (-0.5, 1)]
     assert store.query("SELECT form, trained, informative, rescued FROM steps") == [(None, 4, 2, 0)]
@@ -237,7 +239,8 @@ def test_names_that_do_not_tell_the_step_are_refused(imported, tmp_path, files):
 
 def test_a_file_counts_once(imported, tmp_path):
     rows = [row(1, "p", 1), row(1, "p", 0)]
-    file, copy = written(tmp_path / "a.jsonl", rows), written(tmp_path / "b.jsonl", rows)
+    file = written(tmp_path / "a.jsonl", rows)
+    copy = written(tmp_path / "b.jsonl", rows)
     for files, said in (
         ((file, file), "named twice"),
         ((tmp_path, file), "named twice"),
@@ -376,7 +379,8 @@ def test_a_trainers_own_advantages_are_stored_as_they_are(url):
 
 
 def test_rounding_is_no_advantage_of_a_group_of_equal_rewards(url):
-    prompts, labels = ["p", "q"], ["1", "2"]
+    prompts = ["p", "q"]
+    labels = ["1", "2"]
     with Posteriors.create(
         url, "run", prompts, labels, parameters={"memory": "gaussian"}
     ) as posteriors:

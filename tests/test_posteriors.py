@@ -22,7 +22,8 @@ from openrlhf_dbb.estimators import FORMS, available, build
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb.storage import StoreError, open_store
 
-PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
+PROMPTS = ["1+1=", "2+2=", "3+3="]
+LABELS = ["2", "4", "6"]
 DATA = PROMPTS, LABELS
 HALF = {"estimator": "dbb", "parameters": {"discount": 0.5}}
 
@@ -104,7 +105,8 @@ def test_a_warm_start_begins_with_another_runs_posteriors(url, new_url, kind, el
 
 
 def test_spo_begins_as_its_public_code_with_a_warm_start(new_url):
-    url, prior = new_url("sqlite"), {"discount": 1.0, "prior_alpha": 0.5, "prior_beta": 0.5}
+    url = new_url("sqlite")
+    prior = {"discount": 1.0, "prior_alpha": 0.5, "prior_beta": 0.5}
     with Posteriors.create(url, "offline", *DATA, estimator="dbb", parameters=prior) as offline:
         offline.observe(1, *group(0, [1, 1, 1, 0, 0, 0, 0, 0]))
     with Posteriors.create(
@@ -171,7 +173,8 @@ def test_no_secret_is_stored(new_url):
     }
     text = dict.fromkeys(("model", "dataset", "reward"), url)
     with Posteriors.create(new_url("sqlite"), "demo", *DATA, **text, config=config) as posteriors:
-        record, masked = posteriors.run.record, "http://***@h/a?***,https://***@h/b#***"
+        record = posteriors.run.record
+        masked = "http://***@h/a?***,https://***@h/b#***"
     assert (record.model, record.dataset, record.reward) == (masked,) * 3
     hidden = {
         "a": [{"api_key": "***"}, [masked]],
@@ -470,7 +473,8 @@ def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, estima
 @pytest.mark.parametrize("memory", ["auto", "dbb", "gaussian"])
 def test_a_group_scored_alone_is_remembered_and_its_advantages_do_not_see_that(url, memory):
     """Point's advantages are those of the group's own mean and deviation, bit for bit, whatever the run remembers."""
-    random, point = np.random.default_rng(7), build("point")
+    random = np.random.default_rng(7)
+    point = build("point")
     with Posteriors.create(
         url, "grpo", *DATA, estimator="point", parameters={"memory": memory}
     ) as grpo:
@@ -509,7 +513,8 @@ def test_a_memory_of_verdicts_sees_scores_and_one_of_real_rewards_the_rewards(ne
 
 
 # Of each estimator: its parameters, the scores of a step that it refuses, and what to do then.
-DBB, REAL = {"memory": "dbb"}, 'parameters={"memory": "gaussian"} '
+DBB = {"memory": "dbb"}
+REAL = 'parameters={"memory": "gaussian"} '
 MEMORIES = [
     ("point", {}, [1, 1, 1, 1.2], f"memory 'auto' .*{REAL}.*--point.memory gaussian"),
     ("point", {}, [0, 0.9, 0.9, 0.9], f"memory 'auto' .*{REAL}.*--point.memory gaussian"),
@@ -581,7 +586,8 @@ def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source
 @pytest.mark.parametrize("target", ["auto", "point", "dbb"])
 def test_a_warm_start_that_would_see_part_of_a_run_is_refused(new_url, scores, target):
     """Of groups of 0 and 0.9 those of 0 alone would be replayed; a group of -1 and 1 would be all wrong."""
-    url, texts = new_url("sqlite"), StepExtras(responses=Responses(["a", "b", "c", "d"]))
+    url = new_url("sqlite")
+    texts = StepExtras(responses=Responses(["a", "b", "c", "d"]))
     with Posteriors.create(url, "old", *DATA, estimator="gaussian") as old:
         old.observe(1, *group(0, scores), extras=texts)
         old.observe(2, *group(1, [0, 0, 0, 0]), extras=texts)
@@ -667,7 +673,8 @@ def test_known_pass_rates_do_not_move_time(new_url, estimator):
     with Posteriors.create(
         new_url("sqlite"), "demo", *DATA, estimator=estimator, pass_rates=KNOWN
     ) as posteriors:
-        belief, state = posteriors.estimator, posteriors._state
+        belief = posteriors.estimator
+        state = posteriors._state
         assert all((state[field] == 0).all() for field in ("clock",) if field in state)
         scored = posteriors.observe(1, *DATA, [1, 1, 0])
         assert np.isfinite(scored.mean).all()
@@ -705,7 +712,8 @@ def test_of_scores_of_minus_1_and_1_a_source_counts_groups_that_differ_as_mixed(
     url = new_url("sqlite")
     Posteriors.create(url, "real", *DATA, estimator="gaussian").close()
     with Posteriors.resume(url, "real", *DATA, sources=["all"] * 3) as posteriors:
-        texts, labels = PROMPTS[:2] * 2, LABELS[:2] * 2
+        texts = PROMPTS[:2] * 2
+        labels = LABELS[:2] * 2
         metrics = posteriors.observe(1, texts, labels, [-1, 1, 1, 1]).metrics
     assert (metrics["source/all/right"], metrics["source/all/mixed"]) == (0.5, 0.5)
 

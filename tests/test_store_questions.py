@@ -13,7 +13,8 @@ from openrlhf_dbb.inspect.prompts import interval, similar_rates
 
 def ran(capsys, *command):
     """The exit code, and what is printed."""
-    code, printed = main([str(word) for word in command]), capsys.readouterr()
+    code = main([str(word) for word in command])
+    printed = capsys.readouterr()
     return code, printed.err if code else printed.out
 
 
@@ -27,12 +28,11 @@ def trained(url, groups, **options):
             rows = [(prompt, reward) for prompt, of in rewards.items() for reward in of]
             texts = [f"{prompt} {reward}" for prompt, reward in rows]
             names, values = zip(*rows, strict=True)
-            responses, read = (
-                Responses(texts, keep=options.get("keep")),
-                [f"read {reward}" for reward in values],
-            )
+            responses = Responses(texts, keep=options.get("keep"))
+            read = [f"read {reward}" for reward in values]
             extras = StepExtras(responses=responses, weights=options.get("weights"), read=read)
-            labels, form = [name.upper() for name in names], options.get("form", "group_norm")
+            labels = [name.upper() for name in names]
+            form = options.get("form", "group_norm")
             posteriors.observe(step, names, labels, values, extras=extras, form=form)
         posteriors.finish()
         return {prompt: posteriors.prompt_ids[prompt, prompt.upper()] for prompt in prompts}
@@ -140,7 +140,8 @@ def test_the_interval_and_the_similar_prompts_by_hand():
     # none or all of 2: 1 - sqrt(0.025), sqrt(0.025); 2 of 4 is symmetric
     assert [low[0], high[0], low[1], high[1]] == pytest.approx([0, 1 - 0.025**0.5, 0.025**0.5, 1])
     assert low[2] + high[2] == pytest.approx(1)
-    texts, rate = ["aaaa", "aaab"] * 20 + ["zzzz 9 !"], np.array([0.2, 0.6] * 20 + [0.0])
+    texts = ["aaaa", "aaab"] * 20 + ["zzzz 9 !"]
+    rate = np.array([0.2, 0.6] * 20 + [0.0])
     similar = similar_rates(texts, rate, np.arange(41) == 0)
     assert similar[0] == pytest.approx((19 * 0.2 + 0.6) / 20) and np.isnan(similar[1:]).all()
 

@@ -69,7 +69,9 @@ def test_a_prompt_without_any_score_is_drawn_at_the_floor(evenly):
 
 def test_a_systematic_draw_has_its_size_no_prompt_twice_and_each_with_its_probability():
     pi = inclusion(np.array([0.0, 1, 2, 3, 4, 20, 30]), 3, 0.25)
-    random, counts, draws = np.random.default_rng(1), np.zeros(7), 4000
+    random = np.random.default_rng(1)
+    counts = np.zeros(7)
+    draws = 4000
     first = np.zeros(7)
     for _ in range(draws):
         drawn = systematic(pi, random)
@@ -140,7 +142,8 @@ def test_draws_are_even_while_the_posteriors_draws_would_have_too_few_mixed_grou
 
 
 def test_the_memory_of_another_models_run_directs_the_draws(store):
-    prompts, labels = ["hard", "half", "easy"], ["1", "2", "3"]
+    prompts = ["hard", "half", "easy"]
+    labels = ["1", "2", "3"]
     memory = {"estimator": "point", "parameters": {"memory": "dbb"}}
     with Posteriors.create(
         store, "large", prompts, labels, model="org/large-7B", **memory

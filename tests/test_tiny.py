@@ -31,7 +31,8 @@ def recomputed(body):
 @pytest.mark.parametrize("split", SPLITS)
 def test_answers_are_right_integers_without_leading_zero_and_never_the_question(split):
     for row in generate(split, 3000, seed=0):
-        question, label = row["input"].removesuffix("="), row["label"]
+        question = row["input"].removesuffix("=")
+        label = row["label"]
         assert label == recomputed(question) == canonical(read(label)) == str(int(label))
         assert 2 <= len(label) <= 7
         # Else a copy of "9-4" would be right
@@ -79,7 +80,9 @@ def test_model_has_the_promised_size_and_its_weights_follow_the_seed():
     import torch
 
     before = torch.get_rng_state()
-    first, same, other = build_model(0), build_model(0), build_model(1)
+    first = build_model(0)
+    same = build_model(0)
+    other = build_model(1)
     # Embedding 16 x 64; per layer attention 4 x 64 x 128, feed-forward 3 x 64 x 128, norms 2 x 64 + 2 x 32;
     # last norm 64.
     assert (

@@ -54,7 +54,9 @@ def groups(
 ):
     """What an actor with this engine answers to the prompts."""
     actor = StrictRolloutActor.__new__(StrictRolloutActor)
-    actor.executor, actor.generate, actor._tokenizer = executor, generate, tokenizer or Letters()
+    actor.executor = executor
+    actor.generate = generate
+    actor._tokenizer = tokenizer or Letters()
     return asyncio.run(actor.generate_groups(prompts, SAMPLING | changes, samples, max_length))
 
 
@@ -106,7 +108,8 @@ def test_anything_else_stops_the_run(tmp_path, source, message):
 
 
 def test_a_group_is_one_request(tmp_path):
-    executor, engine = rewarded(tmp_path, "return {'rewards': [float(queries[0][-1])]}"), Engine()
+    executor = rewarded(tmp_path, "return {'rewards': [float(queries[0][-1])]}")
+    engine = Engine()
     answers = groups(executor, engine.generate, 3)
     assert [(text, params.n) for text, params in engine.asked] == [("6*7=", 3), ("1+1=1+1=", 3)]
     asked = [[(each["prompt"], each["label"]) for each in group] for group in answers]

@@ -38,7 +38,8 @@ def never_late(monkeypatch):
 
 def test_curves_of_four_steps_a_point(store, fill):
     """Five steps of 4 rollouts of 10 tokens, 4, 0, 2, 4, 1 of them right; three with a loss, the last filtered out."""
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     for step, successes in enumerate([4, 0, 2, 4], start=1):
         fill.step(run, step, ids, [successes])
     fill.step(run, 5, ids, [1], usage=fill.usage(ids, [1], trained=0, informative=0))
@@ -69,7 +70,8 @@ def test_curves_of_four_steps_a_point(store, fill):
 
 
 def test_a_roll_back_is_seen(store, fill):
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 2))
     run.record_checkpoint(0, "start")
     fill.train(run, ids, range(1, 5))
     asked = asking(store, run.record)
@@ -83,7 +85,8 @@ def test_a_roll_back_is_seen(store, fill):
 
 
 def test_one_rollout_a_prompt_and_steps_whose_usage_is_not_known(store, fill):
-    run, ids = fill.run(store), fill.prompts(store, 2)
+    run = fill.run(store)
+    ids = fill.prompts(store, 2)
     asked = asking(store, run.record)
     fill.step(run, 1, ids, [1, 0], rollouts=1, usage=None)
     assert asked("series")["totals"] is None and asked("state")["runs"][0]["rollouts"] is None
@@ -102,7 +105,8 @@ def test_one_rollout_a_prompt_and_steps_whose_usage_is_not_known(store, fill):
 
 
 def test_the_series_and_the_list_have_held_out_accuracy_once_it_is_measured(store, fill):
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 3))
     fill.train(run, ids, range(1, 4))
     asked = asking(store, run.record)
     assert asked("series")["held_out"] is None and asked("state")["runs"][0]["held_out"] is None
@@ -119,7 +123,8 @@ def test_the_series_and_the_list_have_held_out_accuracy_once_it_is_measured(stor
 
 
 def test_the_list_of_runs_has_each_run_s_state_progress_and_reward_of_the_last_steps(store, fill):
-    old, ids = fill.run(store, "old"), fill.prompts(store, 1)
+    old = fill.run(store, "old")
+    ids = fill.prompts(store, 1)
     old.finish()
     new = fill.run(store, "new", model="http://ann:geheim@host/model")
     asked = asking(store, new.record)
@@ -276,10 +281,12 @@ def test_a_prompt_s_answer_has_each_visit_with_its_posterior_and_interval(traine
 
 
 def test_an_estimator_without_alpha_and_beta_shows_group_means_with_their_error(store, fill):
-    run, ids = fill.run(store, "point", fields=()), fill.prompts(store, 1)
+    run = fill.run(store, "point", fields=())
+    ids = fill.prompts(store, 1)
     asked = asking(store, run.record)
     assert asked("pool")["states"] == asked("prompts")["columns"]["id"] == []
-    none, one = np.empty((1, 0)), np.array([1.0])
+    none = np.empty((1, 0))
+    one = np.array([1.0])
     run.record_step(
         1, StepRows(ids, np.array([4]), one, one / 4, np.array([0.25]), none, none, np.array([-1]))
     )
@@ -358,7 +365,8 @@ def test_rollouts_are_asked_for_by_step_and_prompt(keeping):
 
 
 def test_a_step_of_very_many_rollouts_is_answered_in_part(store, fill, monkeypatch):
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 3))
     asked = asking(store, run.record)
     texts = ["a" * 2_500_000, "b", "c" * 1_000_000, "\u00e9" * 700_000]
     for step, chosen, written in ((1, ids[:2], texts), (2, ids, ["x"] * 6)):
@@ -413,7 +421,8 @@ def test_runs_are_described_once_however_many_there_are(store, fill, monkeypatch
 
 
 def test_the_answer_asked_for_last_stays(store, fill, monkeypatch):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     fill.step(run, 1, ids, [1])
     monkeypatch.setattr(api_module, "_KEPT_ANSWERS", 3)  # the list of runs is one of them
     made = []
@@ -523,7 +532,8 @@ def test_the_report_of_a_damaged_run_is_written_or_refused_in_one_line(
 
 
 def test_a_damaged_run_is_listed_with_what_is_wrong_until_it_is_corrected(store, fill):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     fill.step(run, 1, ids, [1])
     run.record_metrics(1, {"loss": 1.0})
     asked = asking(store, run.record)
@@ -545,7 +555,8 @@ def test_a_damaged_run_is_listed_with_what_is_wrong_until_it_is_corrected(store,
 
 def test_a_run_whose_own_row_is_damaged_hides_no_other_run(store, fill, monkeypatch, tmp_path):
     for name in ("good", "bad"):
-        run, ids = fill.run(store, name), fill.prompts(store, 1)
+        run = fill.run(store, name)
+        ids = fill.prompts(store, 1)
         fill.step(run, 1, ids, [1])
     damage = "config of run 'bad' is 'x', not a JSON object"
     of_store = type(store).runs
@@ -566,7 +577,8 @@ def test_a_run_whose_own_row_is_damaged_hides_no_other_run(store, fill, monkeypa
 
 
 def test_hours_stand_still_where_the_clock_goes_back(store, fill):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     fill.train(run, ids, (1, 2, 3))
     for step, at in ((1, "08:00"), (2, "07:00"), (3, "09:00")):
         values = {"at": f"2026-01-01T{at}:00.000Z", "step": step}
@@ -575,7 +587,8 @@ def test_hours_stand_still_where_the_clock_goes_back(store, fill):
 
 
 def test_a_run_that_is_deleted_while_it_is_read_is_said_to_be_gone(store, fill, monkeypatch):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     fill.step(run, 1, ids, [1])
     run.finish()
     asked = asking(store, run.record)
@@ -628,7 +641,8 @@ def test_prompts_have_states_where_scores_are_known_to_lie_between_0_and_1(
     store, fill, estimator, memory, scores, kept, unit
 ):
     parameters = {"memory": memory} if memory else {}
-    run, ids = fill.run(store, estimator=estimator, parameters=parameters), fill.prompts(store, 1)
+    run = fill.run(store, estimator=estimator, parameters=parameters)
+    ids = fill.prompts(store, 1)
     more = {}
     if kept is not None:
         rows = fill.rollouts(ids, [1])
@@ -658,7 +672,8 @@ def reported(store, folder, *arguments):
 def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
     store, run, ids = trained
     found = in_file(reported(store, tmp_path))
-    number, asked = run.record.run_id, asking(store, run.record)
+    number = run.record.run_id
+    asked = asking(store, run.record)
     assert found.keys() == {
         "state",
         *(f"runs/{number}/{name}" for name in ("series", "pool", "prompts", "about")),
@@ -677,7 +692,8 @@ def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
 
 
 def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsys):
-    runs, ids = [fill.run(store, name) for name in ("one", "two")], np.sort(fill.prompts(store, 4))
+    runs = [fill.run(store, name) for name in ("one", "two")]
+    ids = np.sort(fill.prompts(store, 4))
     for run in runs:
         for step in (1, 2, 3):
             fill.step(run, step, ids, [0, 1, 2, 4], kept=keep(fill, ids, [str(step) * 1_000] * 8))

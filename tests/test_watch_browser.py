@@ -114,7 +114,8 @@ def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(
 @pytest.fixture
 def drawn(store, fill):
     """Three prompts: one is right in 3 steps, the second is drawn and wrong in the first, the third in the last."""
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 3))
     for step, rows, successes in ((1, [0, 1], [4, 0]), (2, [0], [4]), (3, [0, 2], [4, 2])):
         fill.step(run, step, ids[rows], successes)
     return run, ids
@@ -122,7 +123,8 @@ def drawn(store, fill):
 
 def drag(browser, across, *downs):
     """Press the left button on the picture at the first place, by shares of width and height; release at the last."""
-    box, mouse = browser.page.locator("#pool").bounding_box(), browser.page.mouse
+    box = browser.page.locator("#pool").bounding_box()
+    mouse = browser.page.mouse
     places = [
         (box["x"] + across * (box["width"] - 8), box["y"] + down * box["height"]) for down in downs
     ]
@@ -247,7 +249,8 @@ def test_curves_say_their_values(browser, sixty, written):
 def test_search_filter_and_sorting_are_in_the_address(browser, sixty, written):
     address = written(sixty)
     browser.open(f"{address}#view=prompts")
-    rows, first = "#prompts tbody tr", "#prompts tbody tr:first-child td:first-child"
+    rows = "#prompts tbody tr"
+    first = "#prompts tbody tr:first-child td:first-child"
     assert text(browser, "#hits") == "60 of 60 prompts" and len(texts(browser, rows)) == 60
     browser.page.fill("#search", "WHAT IS 12 +")
     until_text(browser, "#hits", "1 of 60 prompts")
@@ -290,10 +293,8 @@ def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     browser.page.click("#visits tbody tr:nth-child(2) button")
     browser.until(f"{kinds}.join() == 'right,wrong'")
     assert "visit=2" in browser("location.hash")
-    verdict, response = (
-        text(browser, "#responses .wrong .verdict"),
-        text(browser, "#responses .wrong pre"),
-    )
+    verdict = text(browser, "#responses .wrong .verdict")
+    response = text(browser, "#responses .wrong pre")
     assert (
         "wrong" in verdict
         and "advantage -0.50" in verdict
@@ -337,10 +338,8 @@ def test_a_log_without_advantages_claims_none(browser, store, written, tmp_path)
 def test_three_runs_over_each_other_and_two_of_them_compared_by_numbers_that_are_not_smoothed(
     browser, store, fill, write, written
 ):
-    ids, held_out = (
-        fill.prompts(store, 4),
-        store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10),
-    )
+    ids = fill.prompts(store, 4)
+    held_out = store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10)
     for name, steps, more in (("first", 3, 0), ("second", 3, [1] * 9 + [2]), ("third", 6, 0)):
         run = fill.run(store, name)
         for step in range(1, steps + 1):
@@ -384,7 +383,8 @@ def test_a_run_of_no_step_and_of_one_step_of_an_estimator_without_history(
     ids = np.sort(store.register_prompts(chat, [""] * 3))
     for step in (0, 1):
         if step:
-            none, mean = np.empty((3, 0)), np.array([0.25, 0.5, 1.0])
+            none = np.empty((3, 0))
+            mean = np.array([0.25, 0.5, 1.0])
             rows = StepRows(
                 ids, np.full(3, 4), 4 * mean, mean, mean * (1 - mean), none, none, np.full(3, -1)
             )
@@ -406,7 +406,8 @@ def test_a_run_of_no_step_and_of_one_step_of_an_estimator_without_history(
 
 
 def test_a_run_whose_scores_are_minus_1_and_1_has_no_states(browser, store, fill, written):
-    run, ids = fill.run(store, estimator="point"), fill.prompts(store, 2)
+    run = fill.run(store, estimator="point")
+    ids = fill.prompts(store, 2)
     rows = fill.rows(run, ids, [0, 4])
     # Half of the first prompt's four are right, and all of the second's.
     run.record_step(1, replace(rows, mean=np.array([0.0, 1.0]), variance=np.array([4 / 3, 0.0])))
@@ -430,7 +431,8 @@ def test_a_run_whose_scores_are_minus_1_and_1_has_no_states(browser, store, fill
 
 def test_a_damaged_run_says_why_and_hides_no_other(browser, store, fill, write, serve):
     for name in ("good", "bad"):
-        run, ids = fill.run(store, name), fill.prompts(store, 2)
+        run = fill.run(store, name)
+        ids = fill.prompts(store, 2)
         write(run, ids, 1, [1, 2])
         run.finish()
     number = run.record.run_id
@@ -462,7 +464,8 @@ def test_times_carry_their_zone(browser, store, fill, drawn, written):
 def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill, write, serve):
     browser.open(serve(store.url).url)
     assert text(browser, "#no-runs").startswith("No runs yet in ")
-    run, ids = fill.run(store), fill.prompts(store, 4)
+    run = fill.run(store)
+    ids = fill.prompts(store, 4)
     for step in range(1, 6):
         write(run, ids, step, [1, 2, 3, step % 5])
         waited = browser.until(f"{STEP} >= {step}")
@@ -484,7 +487,8 @@ def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill,
 
 
 def test_a_server_that_is_killed_and_started_again(browser, store, fill, write, serve):
-    run, ids = fill.run(store), fill.prompts(store, 2)
+    run = fill.run(store)
+    ids = fill.prompts(store, 2)
     write(run, ids, 1, [1, 2])
     server = serve(store.url)
     browser.open(f"{server.url}#view=curves")
@@ -635,7 +639,8 @@ def test_a_bar_of_rewards_and_a_kind_of_group_are_filters_in_the_address(browser
 def test_rewards_of_many_values_are_in_ten_bars_that_hold_each_rollout_once(
     browser, store, fill, written
 ):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     rewards = np.array([-1.0, *np.arange(1, 24) / 12, 2.0])
     rows = fill.rollouts(ids, [0], samples=25)
     fill.step(run, 1, ids, [4], 25, kept=replace(rows, reward=rewards, score=rewards))
@@ -754,7 +759,8 @@ def test_groups_are_walked_by_keys(browser, grouped, written):
 
 
 def test_ten_ask_and_one_looks_while_a_training_writes(browser, store, fill, write, serve):
-    run, ids = fill.run(store), fill.prompts(store, 8)
+    run = fill.run(store)
+    ids = fill.prompts(store, 8)
     write(run, ids, 1, np.arange(8) % 5)
     server = serve(store.url)
     base = f"runs/{run.record.run_id}"
@@ -804,7 +810,8 @@ def test_ten_ask_and_one_looks_while_a_training_writes(browser, store, fill, wri
 def test_a_group_of_which_no_verified_rollout_is_kept_and_numbers_edited_by_hand(
     browser, store, fill, written
 ):
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 2))
     rows = fill.rollouts(ids, [1, 1])
     missing = np.array([np.nan, np.nan, 1, 0])
     fill.step(run, 1, ids, [2, 2], kept=replace(rows, reward=missing, score=missing), form="plain")
@@ -820,7 +827,8 @@ def test_a_group_of_which_no_verified_rollout_is_kept_and_numbers_edited_by_hand
 
 
 def test_what_is_shown_of_a_step_that_was_rolled_back_is_replaced(browser, store, fill, serve):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     rows = fill.rollouts(ids, [1])
     for step in (1, 2, 3):
         fill.step(run, step, ids, [1], kept=replace(rows, text=[f"old {step}", "old"]))
