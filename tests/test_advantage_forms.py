@@ -172,31 +172,36 @@ STORED = """SELECT step, reward, baseline, scale, weight, advantage, form
 
 @every_pair
 def test_the_store_alone_tells_every_advantage(open_new, form, estimator):
-    prompts = list("aaaabbbcccc")
-    labels = [""] * 11
-    rewards = [1, 0, None, 0, 1, 1, 1, 0, 1, 0, 1]
-    trained = [True] * 10 + [False]
+    rows = []
     weights = np.linspace(0.5, 2, 11)
+    found = []
     with Posteriors.create(
         open_new("sqlite"), "run", list("abc"), [""] * 3, estimator=estimator
     ) as posteriors:
-        found = []
-        for step, more in ((1, {}), (2, {"weights": weights})):
-            extras = StepExtras(trained=trained, responses=Responses([""] * 11, keep=None), **more)
-            found += posteriors.observe(
-                step, prompts, labels, rewards, form=form, extras=extras
-            ).advantages.tolist()
+        for step, of_step in ((1, None), (2, weights)):
+            found += observed_eleven(posteriors, step, form, of_step)
         posteriors.settle()
         rows = posteriors.store.query(STORED)
     assert [row.advantage for row in rows] == found
+    assert {row.form for row in rows} == {form}
     for row, place in zip(rows, [*range(11)] * 2, strict=True):
-        assert row.form == form
-        if place in (2, 10):
+        if place in (2, 10):  # missing, or not trained on
             assert (row.baseline, row.scale, row.weight, row.advantage) == (None, None, None, 0)
             continue
         again = row.weight * (row.reward - row.baseline) / row.scale if row.scale else 0
         assert again == pytest.approx(row.advantage, rel=1e-12, abs=1e-12)
         assert row.weight == pytest.approx(weights[place] if row.step == 2 else 1)
+
+
+def observed_eleven(posteriors, step, form, weights):
+    """The advantages of a step of three groups; the third reward is missing, the last row is not trained on."""
+    prompts = list("aaaabbbcccc")
+    rewards = [1, 0, None, 0, 1, 1, 1, 0, 1, 0, 1]
+    extras = StepExtras(
+        trained=[True] * 10 + [False], responses=Responses([""] * 11, keep=None), weights=weights
+    )
+    scored = posteriors.observe(step, prompts, [""] * 11, rewards, form=form, extras=extras)
+    return scored.advantages.tolist()
 
 
 def test_the_form_in_contributing_gives_the_signs_of_the_advantages(monkeypatch):

@@ -398,52 +398,84 @@ def test_a_terminal_of_100_columns_cuts_what_is_whole_in_a_pipe(two, fill, capsy
     assert name not in out and "\u2026  " in lines[1]
 
 
-@pytest.mark.parametrize("columns", [None, "100"])
-def test_texts_of_a_store_are_neither_markup_nor_control_characters(
-    open_new, fill, capsys, monkeypatch, columns
-):
-    if columns:
-        for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", columns), ("NO_COLOR", "1")):
+@pytest.fixture(params=[None, "100"])
+def hostile(request, open_new, fill, monkeypatch):
+    """A store with two runs whose texts are markup, on a terminal of unknown width and on one of 100 columns."""
+    if request.param:
+        for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "100"), ("NO_COLOR", "1")):
             monkeypatch.setenv(name, value)
     store = open_new("sqlite")
-    for name in ("a [bold]", "b :smile:"):
+    config = {"n": HOSTILE}
+    [prompt] = store.register_prompts([HOSTILE + "x" * 500], [HOSTILE])
+    for name, successes in (("a [bold]", 4), ("b :smile:", 0)):
         run = fill.run(
             store,
             name,
             model=HOSTILE,
             method="[blink]x[/blink]",
             estimator="[/]",
-            config={"n": HOSTILE},
+            config=config,
         )
-        (prompt,) = store.register_prompts([HOSTILE + "x" * 500], [HOSTILE])
-        fill.step(run, 1, [prompt], [4 if name[0] == "a" else 0])
+        fill.step(run, 1, [prompt], [successes])
+    return store, prompt, request.param
+
+
+def test_no_command_prints_a_text_s_control_characters(hostile, capsys):
+    store, prompt, _ = hostile
     for command in (["runs"], ["show"], ["compare", "1", "2"], ["history", str(prompt)]):
         _, lines = printed(capsys, store, *command)
         assert all(line.isprintable() for line in lines)
+
+
+def test_texts_of_a_store_are_not_read_as_markup(hostile, capsys):
+    store, _, columns = hostile
     _, lines = printed(capsys, store, "runs")
-    assert "b :smile:" in lines[1] and "a [bold]" in lines[2] and "[blink]x[/blink]+[/]" in lines[1]
-    assert columns is None or len({cell_len(line) for line in lines}) == 1
+    assert "b :smile:" in lines[1]
+    assert "[blink]x[/blink]+[/]" in lines[1]
+    assert "a [bold]" in lines[2]
+    if columns:
+        assert len({cell_len(line) for line in lines}) == 1
+
+
+def test_a_text_is_shown_without_control_characters_in_its_width():
     assert shown("\x1b[2J\x07 \u202e" + "x" * 500, 21) == "\\x1b[2J\\x07 \\u202e..."
 
 
-def test_json_has_the_numbers_that_are_printed(two, fill, capsys):
+def test_json_of_the_runs_has_the_numbers_that_are_printed(two, fill, capsys):
     fill.run(two, "new")
     new, _, a = as_json(capsys, two, "runs")
-    wanted = {"number": 1, "name": "a", "status": "running", "step": 2, "method": "grpo", "estimator": "dbb",
-              "rollouts": 48, "tokens": 480, "groups": 12, "mixed_groups": 8}  # fmt: skip
-    assert wanted.items() <= a.items() and a["parameters"]["discount"] == 0.5
+    wanted = {
+        "number": 1,
+        "name": "a",
+        "status": "running",
+        "step": 2,
+        "method": "grpo",
+        "estimator": "dbb",
+        "rollouts": 48,
+        "tokens": 480,
+        "groups": 12,
+        "mixed_groups": 8,
+    }
+    assert wanted.items() <= a.items()
+    assert a["parameters"]["discount"] == 0.5
     assert a["held_out"] == {
         "start": 0.125, "start_step": 0, "best": 0.5, "best_step": 1, "last": 0.25, "last_step": 2,
         "prompts": 6, "samples": 4, "benchmarks": 1,
     }  # fmt: skip
-    assert (new["held_out"], new["method"], new["rollouts"], new["mixed_groups"]) == (None,) * 4
+    for name in ("held_out", "method", "rollouts", "mixed_groups"):
+        assert new[name] is None
+
+
+def test_json_of_a_run_has_what_the_list_has_and_its_configuration(two, capsys):
+    [a] = [run for run in as_json(capsys, two, "runs") if run["name"] == "a"]
     of_a = as_json(capsys, two, "show", "a")
-    assert a.items() <= of_a.items() and of_a["configuration"] == {"seed": 7}
-    assert (of_a["progress"]["successes"], len(of_a["hardest"]), len(of_a["easiest"])) == (
-        11 + 12,
-        5,
-        5,
-    )
+    assert a.items() <= of_a.items()
+    assert of_a["configuration"] == {"seed": 7}
+    assert of_a["progress"]["successes"] == 11 + 12
+    assert (len(of_a["hardest"]), len(of_a["easiest"])) == (5, 5)
+
+
+def test_json_of_a_history_has_the_prompt_and_its_visits(two, capsys):
     history = as_json(capsys, two, "history", "prompt 1", "a")
     assert (history["run"], history["prompt"], history["label"]) == ("a", "prompt 1", "1")
     assert [visit["step"] for visit in history["visits"]] == [1, 2]

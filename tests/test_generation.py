@@ -553,18 +553,15 @@ def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(
 def test_benchmarks_are_shared_by_the_engines_and_cost_no_rollouts(generator, engines):
     made = generator([], engines=engines)
     requests = [Request(number, [1, 2], 5 + number) for number in range(20)]
-    finished = [
-        each
-        for some in made.sample(requests, {"n": 2, "temperature": 0.6, "top_p": 0.95})
-        for each in some
-    ]
-    assert sorted(each.number for each in finished) == list(range(20))
-    assert all(
-        each.responses == ["0.6 0.95"] * 2 and each.tokens == [5 + each.number] * 2
-        for each in finished
-    )
+    finished = {}
+    for some in made.sample(requests, {"n": 2, "temperature": 0.6, "top_p": 0.95}):
+        finished.update((each.number, each) for each in some)
+    assert sorted(finished) == list(range(20))
+    for number, each in finished.items():
+        assert each.responses == ["0.6 0.95"] * 2
+        assert each.tokens == [5 + number] * 2
     sizes = ray.get([each.recorded.remote("sizes") for each in engines])
-    assert [sorted(of_engine) for of_engine in sizes] == [[2, 8], [2, 8]]  # at most 8 in a call
+    assert list(map(sorted, sizes)) == [[2, 8], [2, 8]]  # at most 8 in a call
     assert (made.generated, made.unused()) == (0, 0)
 
 

@@ -257,33 +257,57 @@ def unseen_steps(posteriors, steps):
         )
 
 
-def test_a_prompt_without_any_score_is_counted_resumed_rolled_back_and_forgiven(url):
-    first = [(PROMPTS[0], LABELS[0])]
+NEVER_SCORED = [(PROMPTS[0], LABELS[0])]
+
+
+@pytest.fixture
+def unseen(url):
+    """A store whose run has three steps without a score of the first prompt, the last after a resume."""
     with Posteriors.create(url, "demo", *DATA) as posteriors:
         unseen_steps(posteriors, (1, 2))
-        assert posteriors.unverified == [] and not posteriors.predictive().unverified.any()
+        assert posteriors.unverified == []
+        assert not posteriors.predictive().unverified.any()
     with Posteriors.resume(url, "demo", *DATA) as posteriors:
         unseen_steps(posteriors, [3])
-        assert posteriors.unverified == first
-        place = posteriors.predictive().prompt_ids.tolist().index(posteriors.prompt_ids[first[0]])
+    return url
+
+
+def test_a_prompt_without_any_score_is_counted_also_over_a_resume(unseen):
+    with Posteriors.resume(unseen, "demo", *DATA) as posteriors:
+        assert posteriors.unverified == NEVER_SCORED
+        number = posteriors.prompt_ids[NEVER_SCORED[0]]
+        place = posteriors.predictive().prompt_ids.tolist().index(number)
         assert np.flatnonzero(posteriors.predictive().unverified).tolist() == [place]
         assert posteriors.observe(4, *group(0, [None] * 2)).metrics["estimator/unverified"] == 1
+
+
+def test_roll_back_forgets_the_steps_without_a_score(unseen):
+    with Posteriors.resume(unseen, "demo", *DATA) as posteriors:
         posteriors.roll_back(2)
         assert posteriors.unverified == []
         unseen_steps(posteriors, (3, 4))
-        assert posteriors.unverified == first
-        posteriors.observe(5, *group(0, [1, None]))
-        assert posteriors.unverified == []
-        unseen_steps(posteriors, (6, 7))
-    with Posteriors.resume(url, "demo", *DATA) as posteriors:
-        assert posteriors.unverified == []
-        unseen_steps(posteriors, [8])
-        assert posteriors.unverified == first
-        # another run does not begin with these counts
-        with Posteriors.create(url, "new", *DATA, warm_start="demo") as new:
-            assert new.unverified == [] and "unverified" not in new.run.load_shared()
-    with open_store(url) as store:
+        assert posteriors.unverified == NEVER_SCORED
+    with open_store(unseen) as store:
         assert check(store) == []
+
+
+def test_a_score_forgives_the_steps_without_one(unseen):
+    with Posteriors.resume(unseen, "demo", *DATA) as posteriors:
+        posteriors.observe(4, *group(0, [1, None]))
+        assert posteriors.unverified == []
+        unseen_steps(posteriors, (5, 6))
+    with Posteriors.resume(unseen, "demo", *DATA) as posteriors:
+        assert posteriors.unverified == []
+        unseen_steps(posteriors, [7])
+        assert posteriors.unverified == NEVER_SCORED
+    with open_store(unseen) as store:
+        assert check(store) == []
+
+
+def test_another_run_does_not_begin_with_the_counts_of_steps_without_a_score(unseen):
+    with Posteriors.create(unseen, "new", *DATA, warm_start="demo") as new:
+        assert new.unverified == []
+        assert "unverified" not in new.run.load_shared()
 
 
 @pytest.mark.parametrize("estimator", available())
@@ -682,30 +706,42 @@ def test_known_pass_rates_do_not_move_time(new_url, estimator):
         assert "clock" not in belief.shared_fields or posteriors._state["clock"].tolist() == [1, 3]
 
 
+TEN = [f"{number} =" for number in range(10)], ["1"] * 10
+RATES = [[at, 9.0] for at in range(10)]  # the harder the lower the number
+SOURCES = ["low"] * 5 + ["high"] * 5
+
+
+def metrics_by_prompt(posteriors):
+    """The metrics of a first step that are of sources or of the hardest prompts."""
+    texts = [TEN[0][at] for at in (0, 0, 3, 3, 9, 9)]
+    metrics = posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
+    return {name: metrics[name] for name in metrics if name.startswith(("source/", "hardest/"))}
+
+
 def test_metrics_by_source_and_of_the_hardest(new_url):
-    data = [f"{number} =" for number in range(10)], ["1"] * 10
-    rates = [[at, 9.0] for at in range(10)]  # the harder the lower the number
     url = new_url("sqlite")
-    sources = ["low"] * 5 + ["high"] * 5
-    texts = [data[0][at] for at in (0, 0, 3, 3, 9, 9)]
-    Posteriors.create(url, "demo", *data, estimator="dbb", pass_rates=rates).close()
-    with Posteriors.resume(url, "demo", *data, sources=sources) as posteriors:
-        metrics = posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
-    with Posteriors.create(
-        url, "told", *data, estimator="dbb", pass_rates=rates, sources=sources
-    ) as posteriors:
-        assert posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics == metrics
-    by_source = {
-        name: value for name, value in metrics.items() if name.startswith(("source/", "hardest/"))
+    Posteriors.create(url, "demo", *TEN, estimator="dbb", pass_rates=RATES).close()
+    with Posteriors.resume(url, "demo", *TEN, sources=SOURCES) as posteriors:
+        resumed = metrics_by_prompt(posteriors)
+    assert resumed == {
+        "source/low/groups": 2,
+        "source/low/right": 0.25,
+        "source/low/mixed": 0.5,
+        "source/high/groups": 1,
+        "source/high/right": 1,
+        "source/high/mixed": 0,
+        "hardest/10": 0.5,
+        "hardest/25": 0.5,
+        "hardest/50": 0.25,
     }
-    assert by_source == {
-        "source/low/groups": 2, "source/low/right": 0.25, "source/low/mixed": 0.5, "source/high/groups": 1,
-        "source/high/right": 1, "source/high/mixed": 0, "hardest/10": 0.5, "hardest/25": 0.5, "hardest/50": 0.25,
-    }  # fmt: skip
-    # all alike: none is among the hardest half
-    with Posteriors.create(new_url("sqlite"), "even", *data, estimator="dbb") as unknown:
-        metrics = unknown.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
-    assert not [name for name in metrics if name.startswith(("source/", "hardest/"))]
+    more = {"pass_rates": RATES, "sources": SOURCES}
+    with Posteriors.create(url, "told", *TEN, estimator="dbb", **more) as posteriors:
+        assert metrics_by_prompt(posteriors) == resumed
+
+
+def test_where_all_prompts_are_alike_none_is_among_the_hardest_half(new_url):
+    with Posteriors.create(new_url("sqlite"), "even", *TEN, estimator="dbb") as unknown:
+        assert metrics_by_prompt(unknown) == {}
 
 
 def test_of_scores_of_minus_1_and_1_a_source_counts_groups_that_differ_as_mixed(new_url):

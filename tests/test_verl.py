@@ -690,7 +690,7 @@ def filled(request, queue, tmp_path_factory):
     )
 
 
-def test_a_strategy_fills_the_batches_with_groups_that_differ(filled):
+def test_a_strategy_fills_the_batches(filled):
     """All rollouts of the second prompt are right."""
     for keys, advantages in filled.steps:
         assert len(keys) == len(advantages) == 8
