@@ -20,7 +20,8 @@ class Browser:
             executable_path=CHROMIUM, args=["--no-sandbox"]
         )
         self.page = self._browser.new_page()
-        self.complaints, self.requests = [], []
+        self.complaints = []
+        self.requests = []
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("request", lambda request: self.requests.append(request.url))

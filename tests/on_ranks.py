@@ -31,7 +31,10 @@ class Rank:
     """One of ``count`` processes, with the settings of a command line."""
 
     def __init__(self, number, count, port, model, flags):
-        self.number, self.count, self.port, self.model = number, count, port, model
+        self.number = number
+        self.count = count
+        self.port = port
+        self.model = model
         self.settings = arguments.parse(flags, world_size=count)
 
     def actor(self, values=None, cls=PolicyActor):
@@ -90,7 +93,8 @@ def equal(some, others):
 def openrlhfs(rank):
     """A step as OpenRLHF takes it and as we do, for each loss: metrics, weights, and the tokens that were computed."""
     every_row = {"actor.entropy_coef": 0.01, "algo.kl.use_loss": True, "algo.kl.init_coef": 0.1}
-    losses, found = [("token-mean", "ppo", {}), ("token-mean", "ppo", every_row)], []
+    losses = [("token-mean", "ppo", {}), ("token-mean", "ppo", every_row)]
+    found = []
     if rank.settings.flags["ds.zero_stage"] < 2:  # a loss knows nothing of the stage
         losses += [("seq-mean-token-mean", kind, {}) for kind in ("ppo", "gspo")]
         losses.append(("seq-mean-token-sum-norm", "ppo", {}))
@@ -183,13 +187,15 @@ def packed(rank):
     }
     found = {}
     for mode, values in modes.items():
-        policy, sizes = rank.actor(values), []
+        policy = rank.actor(values)
+        sizes = []
         rows = _of_several_lengths(rank, policy)
         policy.trainer.actor.register_forward_pre_hook(
             lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0]))
         )
         policy.append(rows)
-        grad_norm, trained = policy.fit()["actor_grad_norm"], list(sizes)
+        grad_norm = policy.fit()["actor_grad_norm"]
+        trained = list(sizes)
         after = policy.forward(rows.sequences, rows.action_mask, rows.attention_mask)
         found[mode] = {
             "before": rows.action_log_probs.double().abs().sum().item(), "after": after.double().abs().sum().item(),
@@ -201,7 +207,8 @@ def packed(rank):
 
 def _of_several_lengths(rank, policy):
     lengths = torch.tensor([4, 9, 12, 5, 7, 12, 3, 10]).roll(rank.number)
-    there, seeded = torch.arange(12) < lengths[:, None], rank.seeded()
+    there = torch.arange(12) < lengths[:, None]
+    seeded = rank.seeded()
     tokens = torch.randint(0, 14, (8, 12), generator=seeded) * there
     advantages = torch.randn(8, 1, generator=seeded).expand(8, 11).clone()
     made = experience(tokens, lengths, (torch.arange(11) > 0) & there[:, 1:], advantages)
@@ -225,7 +232,8 @@ def extra_rows(rank):
 def extra_as_fresh(rank):
     """A step on four rows and as many extra ones, a step on all eight as fresh rows, and a second step on four."""
     began = None
-    found, sizes = [], []
+    found = []
+    sizes = []
     for fresh in (4, 8):
         policy = rank.actor({"rollout.n_samples_per_prompt": fresh, "train.batch_size": fresh})
         began = weights(policy)
@@ -285,10 +293,8 @@ def sleep(rank):
             "ds.zero_stage": stage,
             "ckpt.path": f"{rank.settings.flags['ckpt.path']}/{stage}",
         }
-        plain, sleeper = (
-            rank.actor(values),
-            rank.actor({**values, "ds.enable_sleep": True}),
-        )  # it sleeps at once
+        plain = rank.actor(values)
+        sleeper = rank.actor({**values, "ds.enable_sleep": True})  # it sleeps at once
         before = log_probs(plain)
         sleeper.try_longest_micro_batch()  # as a run does before its first step; it sleeps again
         for _ in range(2):
@@ -340,7 +346,9 @@ def trial(rank):
         except RunError as error:
             return str(error)
 
-    tried, other, passes = rank.actor(), rank.actor(), []
+    tried = rank.actor()
+    other = rank.actor()
+    passes = []
     tried.actor.register_forward_hook(
         lambda _, inputs, made: passes.append([*inputs[0].shape, made[0].requires_grad])
     )
@@ -405,8 +413,10 @@ def shared(rank):
 
 def alone(rank):
     """Two steps, and the same where DeepSpeed sums the gradients of its one rank, as it would by itself."""
-    ours, reduced = rank.actor(), rank.actor()
-    began, reduces = weights(ours), ours.actor.model.enable_backward_allreduce
+    ours = rank.actor()
+    reduced = rank.actor()
+    began = weights(ours)
+    reduces = ours.actor.model.enable_backward_allreduce
     reduced.actor.model.enable_backward_allreduce = True
     for policy in (ours, reduced):
         rank.train(policy)

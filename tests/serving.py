@@ -31,7 +31,8 @@ class Serving:
         self.said = self.process.stdout.readline()
         found = re.search(r"http://[\w.:\[\]-]+:(\d+)/", self.said)
         assert found, self.said + self.process.stderr.read()
-        self.url, self.port = found[0], int(found[1])
+        self.url = found[0]
+        self.port = int(found[1])
 
     def get(self, path):
         """Status, headers and body."""

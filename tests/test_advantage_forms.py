@@ -74,10 +74,8 @@ def test_the_advantages_of_each_form_by_hand(form, estimator, expected):
 
 
 def test_max_rl_gives_an_all_wrong_group_0_by_its_own_mean_and_minus_1_by_any_posterior():
-    wrong, state = (
-        np.zeros((2, 3)),
-        {"alpha": np.array([0.01, 50.0]), "beta": np.array([80.0, 2.0])},
-    )
+    wrong = np.zeros((2, 3))
+    state = {"alpha": np.array([0.01, 50.0]), "beta": np.array([80.0, 2.0])}
     assert scored("max_rl", ESTIMATORS["point"], wrong).tolist() == [[0] * 3] * 2
     assert scored("max_rl", ESTIMATORS["dbb"], wrong, state) == pytest.approx(-np.ones((2, 3)))
 
@@ -89,7 +87,8 @@ def test_rloo_compares_a_single_rollout_with_the_prior_and_by_a_point_estimate_w
 
 
 def test_rloo_leaves_out_the_score_that_the_posterior_has_seen_on_any_visit(open_new):
-    prompts, labels = ["1+1="] * 4, ["2"] * 4
+    prompts = ["1+1="] * 4
+    labels = ["2"] * 4
     with Posteriors.create(
         open_new("sqlite"), "run", prompts[:1], labels[:1], estimator="dbb"
     ) as posteriors:
@@ -124,8 +123,10 @@ def test_rloo_leaves_out_the_score_that_the_posterior_has_seen_on_any_visit(open
 def test_the_expected_sum_and_gradient_over_all_rewards_are_those_of_the_formulas(
     form, sums, factors
 ):
-    q, state = np.array([[0.2], [0.6]]), {"alpha": np.array([1, 2.5]), "beta": np.array([1, 0.7])}
-    sum_P, gradient_P = np.zeros(2), np.zeros(2)
+    q = np.array([[0.2], [0.6]])
+    state = {"alpha": np.array([1, 2.5]), "beta": np.array([1, 0.7])}
+    sum_P = np.zeros(2)
+    gradient_P = np.zeros(2)
     for rewards in itertools.product((0.0, 1.0), repeat=4):
         rewards_P_G = np.reshape(rewards, (2, 2))
         probability = np.where(rewards_P_G == 1, q, 1 - q).prod()
@@ -146,7 +147,8 @@ REWARDS = np.array(
 @every_pair
 def test_better_rollouts_have_greater_advantages_and_missing_ones_change_none(form, estimator):
     before = REWARDS.copy()
-    found, order = scored(form, ESTIMATORS[estimator], REWARDS), [4, 2, 0, 3, 1]
+    found = scored(form, ESTIMATORS[estimator], REWARDS)
+    order = [4, 2, 0, 3, 1]
     np.testing.assert_array_equal(REWARDS, before)
     # A missing rollout has no advantage and changes none.
     assert found.shape == (3, 5) and np.isfinite(found).all()
@@ -170,29 +172,36 @@ STORED = """SELECT step, reward, baseline, scale, weight, advantage, form
 
 @every_pair
 def test_the_store_alone_tells_every_advantage(open_new, form, estimator):
-    prompts, labels = list("aaaabbbcccc"), [""] * 11
-    rewards = [1, 0, None, 0, 1, 1, 1, 0, 1, 0, 1]
-    trained, weights = [True] * 10 + [False], np.linspace(0.5, 2, 11)
+    rows = []
+    weights = np.linspace(0.5, 2, 11)
+    found = []
     with Posteriors.create(
         open_new("sqlite"), "run", list("abc"), [""] * 3, estimator=estimator
     ) as posteriors:
-        found = []
-        for step, more in ((1, {}), (2, {"weights": weights})):
-            extras = StepExtras(trained=trained, responses=Responses([""] * 11, keep=None), **more)
-            found += posteriors.observe(
-                step, prompts, labels, rewards, form=form, extras=extras
-            ).advantages.tolist()
+        for step, of_step in ((1, None), (2, weights)):
+            found += observed_eleven(posteriors, step, form, of_step)
         posteriors.settle()
         rows = posteriors.store.query(STORED)
     assert [row.advantage for row in rows] == found
+    assert {row.form for row in rows} == {form}
     for row, place in zip(rows, [*range(11)] * 2, strict=True):
-        assert row.form == form
-        if place in (2, 10):
+        if place in (2, 10):  # missing, or not trained on
             assert (row.baseline, row.scale, row.weight, row.advantage) == (None, None, None, 0)
             continue
         again = row.weight * (row.reward - row.baseline) / row.scale if row.scale else 0
         assert again == pytest.approx(row.advantage, rel=1e-12, abs=1e-12)
         assert row.weight == pytest.approx(weights[place] if row.step == 2 else 1)
+
+
+def observed_eleven(posteriors, step, form, weights):
+    """The advantages of a step of three groups; the third reward is missing, the last row is not trained on."""
+    prompts = list("aaaabbbcccc")
+    rewards = [1, 0, None, 0, 1, 1, 1, 0, 1, 0, 1]
+    extras = StepExtras(
+        trained=[True] * 10 + [False], responses=Responses([""] * 11, keep=None), weights=weights
+    )
+    scored = posteriors.observe(step, prompts, [""] * 11, rewards, form=form, extras=extras)
+    return scored.advantages.tolist()
 
 
 def test_the_form_in_contributing_gives_the_signs_of_the_advantages(monkeypatch):

@@ -7,7 +7,8 @@ from openrlhf_dbb.core.advantages import check_thin, thin
 
 
 def test_thinning_keeps_the_expectation_of_every_advantage():
-    draws, least = 4_000, 0.75
+    draws = 4_000
+    least = 0.75
     advantages_R = np.array([0.3, 0.3, -0.5, 0.0, 0.75, -2.0, -0.1, 0.6])
     kept_R = np.array([0.4, 0.4, 2 / 3, 1, 1, 1, 2 / 15, 0.8])  # min(1, |A| / 0.75)
     found = np.stack(

@@ -23,13 +23,18 @@ class Training:
         train = SimpleNamespace(
             async_queue_size=size, max_lag=max_lag, partial_rollout_enable=False, num_episodes=1
         )
-        self.steps, self.begun, self.go, self.vllm_engines, self.oldest = steps, [], {}, [], []
+        self.steps = steps
+        self.begun = []
+        self.go = {}
+        self.vllm_engines = []
+        self.oldest = []
         self.drop_stale = self.oldest.append
         self.filler = self
         self.ahead = GenerationAhead(self, SimpleNamespace(train=train), 0, 0)
 
     def generate_samples(self):
-        version, step = self.version, len(self.begun) + 1
+        version = self.version
+        step = len(self.begun) + 1
         self.begun.append(step)
         if step in self.go:
             assert self.go[step].wait(WAIT)
@@ -55,7 +60,8 @@ def stays(condition):
 def test_batches_come_in_order_and_are_as_late_as_the_queue_is_long_or_as_fresh_as_asked(
     steps, size, max_lag
 ):
-    training, latest = Training(steps, size=size, max_lag=max_lag), max_lag or size
+    training = Training(steps, size=size, max_lag=max_lag)
+    latest = max_lag or size
     for step in range(1, steps + 1):
         taken, version = training.take()
         # A batch is begun when the one `latest` before has been taken, here before the update that follows.

@@ -243,7 +243,8 @@ def test_openrlhf_sends_no_secret_to_its_tracker_and_prints_none(monkeypatch, ca
         "--store.url",
         "hunter2",
     ]
-    args, sent = parse(*words).openrlhf_args(), []
+    args = parse(*words).openrlhf_args()
+    sent = []
     tracker = SimpleNamespace(
         api=type("Api", (), {"api_key": property(lambda _: os.environ.get("WANDB_API_KEY"))})(),
         define_metric=lambda *_, **__: None, Table=lambda columns: None,

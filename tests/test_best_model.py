@@ -142,7 +142,8 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_one(tmp_path, monkeypatc
     kept = BestModel(tmp_path / "checkpoints", RUN)
     offer(kept, best(2, 0.1))
     kept.settle(2)
-    checkpoint, finished = 2, False
+    checkpoint = 2
+    finished = False
     with monkeypatch.context() as patched, contextlib.suppress(Killed):
         killed_at(patched, number)
         offer(kept, best(3, 0.2))

@@ -81,7 +81,8 @@ def test_a_resume_deletes_later_checkpoints_of_its_run_alone_and_of_a_link_only_
         save(tmp_path, step)
     save(tmp_path, 10, finish=False)
     save(tmp_path, 12, run="other")
-    linked, target = tmp_path / "_actor/global_step6", tmp_path / "elsewhere"
+    linked = tmp_path / "_actor/global_step6"
+    target = tmp_path / "elsewhere"
     linked.rename(target)
     linked.symlink_to(target)
     assert newest_whole(tmp_path, "mine", 7)[0] == "global_step6"

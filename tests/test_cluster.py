@@ -45,7 +45,8 @@ def test_fewer_cpus_than_gpus_are_given_or_counted_and_the_part_that_has_died_is
     monkeypatch.setenv("PYTHONPATH", f"/of/the/host:{ROOT}")
     monkeypatch.setattr("ray._private.utils.get_num_cpus", lambda: 1)
     pretend_gpus(2)
-    given, one_cpu = [], functools.partial(ray_start.init, num_cpus=1, num_gpus=2)
+    given = []
+    one_cpu = functools.partial(ray_start.init, num_cpus=1, num_gpus=2)
     monkeypatch.setattr(
         ray_start, "init", lambda num_cpus, **more: given.append(num_cpus) or one_cpu(**more)
     )
@@ -78,7 +79,9 @@ def see_who_has_died(ray):
             stands_in = any("openrlhf_dbb/platform/shims" in path for path in sys.path)
             return os.getpid(), os.environ["PYTHONPATH"], stands_in
 
-    alive, killed, broken = Worker.remote(), Worker.remote(), Worker.remote(broken=True)
+    alive = Worker.remote()
+    killed = Worker.remote()
+    broken = Worker.remote(broken=True)
     pid, path, stands_in = ray.get(killed.process.remote())
     assert (path, stands_in) == (f"/of/the/host:{ROOT}", True)
     parts = {"vLLM engine 0": alive, "rank 1 of the policy": killed}

@@ -143,7 +143,8 @@ def filled(store, fill):
 
 def evaluated(store, fill, name, successes_by_step, **values):
     """A run of two steps of 6 prompts, evaluated on these with 4 samples each; its prompts' ids."""
-    run, ids = fill.run(store, name, **values), np.sort(fill.prompts(store, 6))
+    run = fill.run(store, name, **values)
+    ids = np.sort(fill.prompts(store, 6))
     fill.train(run, ids, (1, 2))
     for step, successes in successes_by_step.items():
         run.record_evaluation(
@@ -340,7 +341,8 @@ def test_compare_pairs_the_prompts_that_both_answered(two, fill, capsys):
     )
     tested = as_json(capsys, two, "compare", "a", "c")["held_out"]
     assert (tested["prompts"], tested["samples"], tested["steps"]) == (3, [4, 8], [2, 2])
-    first, second = np.array([1, 2, 2]) / 4, np.array([4, 4, 3]) / 8
+    first = np.array([1, 2, 2]) / 4
+    second = np.array([4, 4, 3]) / 8
     assert (tested["first"], tested["second"]) == pytest.approx((first.mean(), second.mean()))
     intervals = [list(stats.ttest_1samp(of, 0).confidence_interval()) for of in (first, second)]
     np.testing.assert_allclose(tested["intervals"], intervals)
@@ -349,7 +351,8 @@ def test_compare_pairs_the_prompts_that_both_answered(two, fill, capsys):
 
 def test_compare_has_unbiased_pass_at_k_with_its_interval(two, fill, capsys):
     # 1 - C(4 - c, k) / C(4, k): of "a" c is 0, 1, 1, 2, 2, 0; of "b" 2, 4, 3, 4, 4, 3
-    first, second = np.array([0, 1 / 2, 1 / 2, 5 / 6, 5 / 6, 0]), np.array([5 / 6, 1, 1, 1, 1, 1])
+    first = np.array([0, 1 / 2, 1 / 2, 5 / 6, 5 / 6, 0])
+    second = np.array([5 / 6, 1, 1, 1, 1, 1])
     of_2, of_4 = as_json(capsys, two, "compare", "a", "b")["held_out"]["pass_at_k"]
     low, high = stats.ttest_1samp(second - first, 0).confidence_interval()
     wanted = {"k": 2, "first": first.mean(), "second": second.mean(), "low": low, "high": high}
@@ -395,52 +398,84 @@ def test_a_terminal_of_100_columns_cuts_what_is_whole_in_a_pipe(two, fill, capsy
     assert name not in out and "\u2026  " in lines[1]
 
 
-@pytest.mark.parametrize("columns", [None, "100"])
-def test_texts_of_a_store_are_neither_markup_nor_control_characters(
-    open_new, fill, capsys, monkeypatch, columns
-):
-    if columns:
-        for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", columns), ("NO_COLOR", "1")):
+@pytest.fixture(params=[None, "100"])
+def hostile(request, open_new, fill, monkeypatch):
+    """A store with two runs whose texts are markup, on a terminal of unknown width and on one of 100 columns."""
+    if request.param:
+        for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "100"), ("NO_COLOR", "1")):
             monkeypatch.setenv(name, value)
     store = open_new("sqlite")
-    for name in ("a [bold]", "b :smile:"):
+    config = {"n": HOSTILE}
+    [prompt] = store.register_prompts([HOSTILE + "x" * 500], [HOSTILE])
+    for name, successes in (("a [bold]", 4), ("b :smile:", 0)):
         run = fill.run(
             store,
             name,
             model=HOSTILE,
             method="[blink]x[/blink]",
             estimator="[/]",
-            config={"n": HOSTILE},
+            config=config,
         )
-        (prompt,) = store.register_prompts([HOSTILE + "x" * 500], [HOSTILE])
-        fill.step(run, 1, [prompt], [4 if name[0] == "a" else 0])
+        fill.step(run, 1, [prompt], [successes])
+    return store, prompt, request.param
+
+
+def test_no_command_prints_a_text_s_control_characters(hostile, capsys):
+    store, prompt, _ = hostile
     for command in (["runs"], ["show"], ["compare", "1", "2"], ["history", str(prompt)]):
         _, lines = printed(capsys, store, *command)
         assert all(line.isprintable() for line in lines)
+
+
+def test_texts_of_a_store_are_not_read_as_markup(hostile, capsys):
+    store, _, columns = hostile
     _, lines = printed(capsys, store, "runs")
-    assert "b :smile:" in lines[1] and "a [bold]" in lines[2] and "[blink]x[/blink]+[/]" in lines[1]
-    assert columns is None or len({cell_len(line) for line in lines}) == 1
+    assert "b :smile:" in lines[1]
+    assert "[blink]x[/blink]+[/]" in lines[1]
+    assert "a [bold]" in lines[2]
+    if columns:
+        assert len({cell_len(line) for line in lines}) == 1
+
+
+def test_a_text_is_shown_without_control_characters_in_its_width():
     assert shown("\x1b[2J\x07 \u202e" + "x" * 500, 21) == "\\x1b[2J\\x07 \\u202e..."
 
 
-def test_json_has_the_numbers_that_are_printed(two, fill, capsys):
+def test_json_of_the_runs_has_the_numbers_that_are_printed(two, fill, capsys):
     fill.run(two, "new")
     new, _, a = as_json(capsys, two, "runs")
-    wanted = {"number": 1, "name": "a", "status": "running", "step": 2, "method": "grpo", "estimator": "dbb",
-              "rollouts": 48, "tokens": 480, "groups": 12, "mixed_groups": 8}  # fmt: skip
-    assert wanted.items() <= a.items() and a["parameters"]["discount"] == 0.5
+    wanted = {
+        "number": 1,
+        "name": "a",
+        "status": "running",
+        "step": 2,
+        "method": "grpo",
+        "estimator": "dbb",
+        "rollouts": 48,
+        "tokens": 480,
+        "groups": 12,
+        "mixed_groups": 8,
+    }
+    assert wanted.items() <= a.items()
+    assert a["parameters"]["discount"] == 0.5
     assert a["held_out"] == {
         "start": 0.125, "start_step": 0, "best": 0.5, "best_step": 1, "last": 0.25, "last_step": 2,
         "prompts": 6, "samples": 4, "benchmarks": 1,
     }  # fmt: skip
-    assert (new["held_out"], new["method"], new["rollouts"], new["mixed_groups"]) == (None,) * 4
+    for name in ("held_out", "method", "rollouts", "mixed_groups"):
+        assert new[name] is None
+
+
+def test_json_of_a_run_has_what_the_list_has_and_its_configuration(two, capsys):
+    [a] = [run for run in as_json(capsys, two, "runs") if run["name"] == "a"]
     of_a = as_json(capsys, two, "show", "a")
-    assert a.items() <= of_a.items() and of_a["configuration"] == {"seed": 7}
-    assert (of_a["progress"]["successes"], len(of_a["hardest"]), len(of_a["easiest"])) == (
-        11 + 12,
-        5,
-        5,
-    )
+    assert a.items() <= of_a.items()
+    assert of_a["configuration"] == {"seed": 7}
+    assert of_a["progress"]["successes"] == 11 + 12
+    assert (len(of_a["hardest"]), len(of_a["easiest"])) == (5, 5)
+
+
+def test_json_of_a_history_has_the_prompt_and_its_visits(two, capsys):
     history = as_json(capsys, two, "history", "prompt 1", "a")
     assert (history["run"], history["prompt"], history["label"]) == ("a", "prompt 1", "1")
     assert [visit["step"] for visit in history["visits"]] == [1, 2]
@@ -480,7 +515,8 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PATH": o
 @pytest.fixture
 def shell(tmp_path):
     """Function: run a command on a store with texts beyond ASCII in a shell; exit code, stdout, stderr."""
-    url, asked = str(tmp_path / "größe.db"), ["is 12 ≤ 9?"] * 2
+    url = str(tmp_path / "größe.db")
+    asked = ["is 12 ≤ 9?"] * 2
     with Posteriors.create(url, "größe", [asked[0]], ["日本"], model="≤") as posteriors:
         posteriors.observe(1, asked, ["日本"] * 2, [1, 0])
 

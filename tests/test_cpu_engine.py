@@ -28,8 +28,9 @@ def engine(request):
             "model": str(tiny.prepare(tiny.default_folder()).model),
             "max_model_len": 64,
             "seed": 1,
+            "enforce_eager": True,
+            "distributed_executor_backend": "uni",
         }
-        arguments |= {"enforce_eager": True, "distributed_executor_backend": "uni"}
         arguments["dtype"] = getattr(request, "param", "float32")
         # vLLM puts another function there
         patch.setattr(torch, "set_num_threads", torch.set_num_threads)
@@ -59,7 +60,8 @@ async def until(condition):
 
 
 def test_concurrent_requests_share_their_steps_and_each_gets_all_its_responses(engine, monkeypatch):
-    steps, step = [], engine._engine.step
+    steps = []
+    step = engine._engine.step
     monkeypatch.setattr(engine._engine, "step", lambda: steps.append(unfinished(engine)) or step())
 
     async def several():
@@ -140,7 +142,9 @@ async def greedy(engine, name, tokens, count):
 def test_weights_that_change_in_a_pause_give_the_tokens_after_it_and_none_before(
     engine, monkeypatch
 ):
-    prompt, made, step = PROMPT["prompt_token_ids"], [], engine._engine.step
+    prompt = PROMPT["prompt_token_ids"]
+    made = []
+    step = engine._engine.step
     monkeypatch.setattr(engine._engine, "step", lambda: made.append(1) or step())
 
     async def update():
@@ -187,7 +191,8 @@ def test_a_request_that_vllm_refuses_fails_alone(engine):
     ("engine", "shared"), [("float32", 48), ("bfloat16", 32)], indirect=["engine"]
 )
 def test_a_group_s_prompt_is_computed_once_but_for_its_last_block(engine, shared, monkeypatch):
-    scheduler, sizes = engine._engine.engine_core.engine_core.scheduler, []
+    scheduler = engine._engine.engine_core.engine_core.scheduler
+    sizes = []
     schedule = scheduler.schedule
 
     def counted(*args):
@@ -210,7 +215,8 @@ def test_tokens_are_sampled_in_proportion_to_their_probabilities(engine):
     from vllm.v1.sample.ops import topk_topp_sampler
 
     torch.manual_seed(4)
-    shares, rows = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0]), 40_000
+    shares = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
+    rows = 40_000
     tokens = topk_topp_sampler.compiled_random_sample(shares.log().expand(rows, -1).clone())
     counts = torch.bincount(tokens, minlength=6)
     assert ((counts - rows * shares).abs() <= 4 * (rows * shares * (1 - shares)).sqrt()).all()

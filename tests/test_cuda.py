@@ -34,7 +34,10 @@ pytestmark = [pytest.mark.cuda, pytest.mark.e2e]
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 1800
 
-PROMPTS, BATCH, SAMPLES, PASSES = 32, 16, 8, 3
+PROMPTS = 32
+BATCH = 16
+SAMPLES = 8
+PASSES = 3
 STEPS = PROMPTS // BATCH * PASSES
 # The policy moves far in each step, so that weights which did not arrive show in vllm_kl, which needs is_correction.
 SMALL = [
@@ -54,7 +57,8 @@ PACKED = [
     "2048",
 ]
 SLEEP = ["--vllm.enable_sleep", "--ds.enable_sleep"]
-TOGETHER, APART = "--train.colocate_all", "--no-train.colocate_all"
+TOGETHER = "--train.colocate_all"
+APART = "--no-train.colocate_all"
 
 
 def on_gpus(ranks, engines, *more):
@@ -335,7 +339,8 @@ def test_real_vocabulary_at_full_length(gpus, train, rehearse, tmp_path, record_
     """One step; a rehearsal has narrow layers and short rows."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    model, made = tmp_path / "model", tiny.prepare(tiny.default_folder())
+    model = tmp_path / "model"
+    made = tiny.prepare(tiny.default_folder())
     shutil.copytree(made.model, model)  # of it the tokenizer
     config = Qwen3Config(**SHAPE | ({} if gpus else {"num_hidden_layers": 2, "hidden_size": 64}))
     Qwen3ForCausalLM(config).bfloat16().save_pretrained(model)

@@ -118,10 +118,8 @@ def test_a_preset_of_ones_own_can_train_asynchronously(parse, tmp_path):
         'extends = "qwen3-8b"\n[flags]\ntrain.async_enable = true\n'
     )
     mine = ["--estimator", "none", "--preset", str(tmp_path / "mine.toml")]
-    args, synchronous = (
-        parse(*mine, gpus=4).args,
-        parse(*mine, "--no-train.async_enable", gpus=4).args,
-    )
+    args = parse(*mine, gpus=4).args
+    synchronous = parse(*mine, "--no-train.async_enable", gpus=4).args
     assert (args.actor.num_gpus_per_node, args.vllm.num_engines, args.vllm.enable_sleep) == (
         2,
         2,

@@ -242,13 +242,10 @@ def test_duplicates_are_counted_and_dropped_on_request_and_labels_may_be_missing
 def test_held_out_problems_of_a_task_are_not_trained_on():
     pytest.importorskip("reasoning_gym")
     args = arguments("reasoning_gym:chain_sum?size=60&max_digits=1&max_terms=2&seed=1", max_len=64)
-    args.data.task_instruction, args.eval.dataset = (
-        "",
-        args.data.prompt_dataset.replace("seed=1", "seed=2"),
-    )
-    loaded, held_out = (
-        data.load(args, strategy(args), flag) for flag in (data.TRAINING, data.HELD_OUT)
-    )
+    args.data.task_instruction = ""
+    args.eval.dataset = args.data.prompt_dataset.replace("seed=1", "seed=2")
+    loaded = data.load(args, strategy(args), data.TRAINING)
+    held_out = data.load(args, strategy(args), data.HELD_OUT)
     both = [text for text in loaded["input"] if text in held_out["input"]]
     kept = data.choose(loaded, args, strategy(args), Words(), held_out)
     assert kept.texts == [text for text in loaded["input"] if text not in held_out["input"]]
@@ -314,7 +311,8 @@ def test_dapo_math_17k_is_read_by_its_schema(choose):
 
 def test_messages_that_a_model_cannot_answer_are_refused_with_their_row(load):
     fine = [said("system", ""), said("user", "a"), said("assistant", "b"), said("user", "c")]
-    last, parts = fine[:3], [said("user", [{"type": "image"}, {"type": "text", "text": "a"}])]
+    last = fine[:3]
+    parts = [said("user", [{"type": "image"}, {"type": "text", "text": "a"}])]
     with pytest.raises(UsageError) as refused:
         load(row(fine), row(last), row(["a"]), row(parts))
     assert "3 of 4 rows cannot be used: line 2: its last message is of role assistant; end" in str(

@@ -326,8 +326,6 @@ FILES = {
     "a.csv.gz": gzip.compress(TABLE.encode()),
     "a,b.jsonl": LINES.encode(),
     "packed.jsonl": gzip.compress(LINES.encode()),  # whatever its name says
-}
-FILES |= {
     "a.jsonl.bz2": bz2.compress(LINES.encode()),
     "a.csv.xz": lzma.compress(TABLE.encode()),
     "b.jsonl": lzma.compress(LINES.encode()),

@@ -389,7 +389,8 @@ def test_a_reward_server_is_asked_by_a_dry_run(dry_run, own, monkeypatch):
 
 def test_a_warm_start_is_tried_out(dry_run, own, tmp_path):
     rows = [json.loads(line) for line in Path("data.jsonl").read_text().splitlines()[:3]]
-    texts, labels = [row["input"] for row in rows], [row["label"] for row in rows]
+    texts = [row["input"] for row in rows]
+    labels = [row["label"] for row in rows]
     with Posteriors.create("openrlhf_dbb.db", "before", texts, labels) as posteriors:
         posteriors.observe(1, texts * 2, labels * 2, [1, 0, 1, 1, 1, 0])
     lines = dry_run(*own, "--estimator", "dbb", "--warm_start", "before")

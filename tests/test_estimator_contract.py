@@ -54,7 +54,8 @@ def begin(estimator, prompts):
 
 def replay(estimator, visits_T_P_G, order=None):
     """State and estimates after some visits; ``order``: of the prompts, if it is not that of ``begin``."""
-    state, estimates = begin(estimator, visits_T_P_G.shape[1]), []
+    state = begin(estimator, visits_T_P_G.shape[1])
+    estimates = []
     if order is not None and "features" in state:
         state["features"] = state["features"][order]
     for rewards_P_G in visits_T_P_G:
@@ -65,7 +66,8 @@ def replay(estimator, visits_T_P_G, order=None):
 
 def assert_close(first, second, scale, rtol=1e-9, atol=1e-12):
     """States and estimates agree up to rounding; variances of rewards around ``scale`` are around its square."""
-    (first_state, first_estimates), (second_state, second_estimates) = first, second
+    first_state, first_estimates = first
+    second_state, second_estimates = second
     assert first_state.keys() == second_state.keys()
     for field, values in first_state.items():
         np.testing.assert_allclose(values, second_state[field], rtol=rtol, atol=atol * scale**2)
@@ -150,7 +152,8 @@ def test_neither_the_order_of_rollouts_nor_that_of_prompts_matters_and_a_missing
 
 @pytest.mark.parametrize("case", [*POSITIVE, "ema", "point"])
 def test_a_zero_variance_group_gives_an_advantage_by_a_prior_or_a_past_alone(case):
-    estimator, rewards_P_G = CASES[case], np.array([[1.0] * 8, [0.0] * 8])
+    estimator = CASES[case]
+    rewards_P_G = np.array([[1.0] * 8, [0.0] * 8])
     _, estimate = estimator.observe(begin(estimator, 2), rewards_P_G)
     advantages_P_G = estimators.standardized(rewards_P_G, estimate)
     signs = [1, -1] if case in POSITIVE else [0, 0]
@@ -163,7 +166,8 @@ def test_a_zero_variance_group_gives_an_advantage_by_a_prior_or_a_past_alone(cas
 def test_a_restored_state_continues_as_if_never_stopped_and_inputs_are_left_alone(case, data):
     estimator = CASES[case]
     visits_T_P_G = draw_visits(data, estimator)
-    state, estimates = begin(estimator, visits_T_P_G.shape[1]), []
+    state = begin(estimator, visits_T_P_G.shape[1])
+    estimates = []
     features = {"features": state["features"]} if "features" in state else {}
     for rewards_P_G in visits_T_P_G:
         # As a store keeps them: doubles for the prompts, JSON for the run.
@@ -182,10 +186,13 @@ def test_a_restored_state_continues_as_if_never_stopped_and_inputs_are_left_alon
 @given(visits_T_P_G=BINARY)
 @some_examples
 def test_group_weight_is_what_one_more_success_moves(case, visits_T_P_G):
-    estimator, rollouts = CASES[case], visits_T_P_G.shape[2]
+    estimator = CASES[case]
+    rollouts = visits_T_P_G.shape[2]
     state, _ = replay(estimator, visits_T_P_G[:-1])
-    without, with_one_more = visits_T_P_G[-1].copy(), visits_T_P_G[-1].copy()
-    without[:, 0], with_one_more[:, 0] = 0.0, 1.0
+    without = visits_T_P_G[-1].copy()
+    with_one_more = visits_T_P_G[-1].copy()
+    without[:, 0] = 0.0
+    with_one_more[:, 0] = 1.0
     new_state, lower = estimator.observe(state, without)
     _, higher = estimator.observe(state, with_one_more)
     weight = estimator.group_weight(new_state, without)
@@ -213,7 +220,8 @@ def test_the_mean_without_a_rollout_is_that_of_running_without_it(case, data):
 @pytest.mark.parametrize("case", ["auto", "empirical_bayes"])
 def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(case):
     """The prior has seen the rollout as well: of 256 groups of 4, it is one of 1,024."""
-    estimator, random = CASES[case], np.random.default_rng(5)
+    estimator = CASES[case]
+    random = np.random.default_rng(5)
     visits_T_P_G = (random.random((2, 256, 4)) < random.random((256, 1))).astype(float)
     state, _ = replay(estimator, visits_T_P_G[:-1])
     rewards_P_G = visits_T_P_G[-1]
@@ -231,7 +239,8 @@ def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(c
 @given(visits_T_P_G=BINARY)
 @some_examples
 def test_the_prediction_is_a_beta_distribution_to_which_the_next_visit_adds(case, visits_T_P_G):
-    estimator, successes = CASES[case], visits_T_P_G[-1].sum(axis=1)
+    estimator = CASES[case]
+    successes = visits_T_P_G[-1].sum(axis=1)
     state, _ = replay(estimator, visits_T_P_G[:-1])
     alpha, beta = estimator.predictive(state)
     assert estimator.can_predict() and np.all((alpha > 0) & (beta > 0))
@@ -257,8 +266,10 @@ def test_gaussian_on_rewards_0_and_1_is_dbb(visits_T_P_G, discount):
 @every_case
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_a_step_without_any_group_teaches_nothing(case):
-    estimator, rewards_P_G = CASES[case], np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
-    state, wanted = begin(estimator, 2), estimator.observe(begin(estimator, 2), rewards_P_G)[1]
+    estimator = CASES[case]
+    rewards_P_G = np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    state = begin(estimator, 2)
+    wanted = estimator.observe(begin(estimator, 2), rewards_P_G)[1]
     estimator.observe_at(state, np.array([], dtype=np.int64), np.empty((0, 3)))
     for field in estimator.state_fields:
         np.testing.assert_array_equal(state[field], estimator.initial_state(2)[field])
@@ -269,8 +280,10 @@ def test_a_step_without_any_group_teaches_nothing(case):
 
 @every_case
 def test_what_cannot_be_observed_is_refused_and_changes_nothing(case):
-    estimator, good = CASES[case], [[1.0, 0.0], [1.0, 1.0]]
-    state, before = begin(estimator, 3), begin(estimator, 3)
+    estimator = CASES[case]
+    good = [[1.0, 0.0], [1.0, 1.0]]
+    state = begin(estimator, 3)
+    before = begin(estimator, 3)
     for rewards_P_G, message in (
         ([[1.0, 0.0], [np.nan, np.nan]], r"rewards\[1\] holds no reward"),
         ([[1.0, np.inf], [1.0, 0.0]], r"rewards\[0, 1\] = inf is not "),
@@ -286,7 +299,8 @@ def test_what_cannot_be_observed_is_refused_and_changes_nothing(case):
 def test_texts_change_forecasts_alone():
     estimator = CASES["auto"]
     visits_T_P_G = (np.random.default_rng(2).random((6, 8, 4)) < 0.3).astype(float)
-    state, without = estimator.initial_state(8), []
+    state = estimator.initial_state(8)
+    without = []
     for rewards_P_G in visits_T_P_G:
         state, estimate = estimator.observe(state, rewards_P_G)
         without.append(estimate)
@@ -301,9 +315,12 @@ def test_texts_change_forecasts_alone():
 
 @every_case
 def test_observing_some_prompts_in_place_is_observing_them_alone(case):
-    estimator, same = CASES[case], functools.partial(np.testing.assert_allclose, rtol=1e-12)
-    state, untouched = begin(estimator, 5), begin(estimator, 5)
-    places, rewards_P_G = np.array([3, 0]), np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    estimator = CASES[case]
+    same = functools.partial(np.testing.assert_allclose, rtol=1e-12)
+    state = begin(estimator, 5)
+    untouched = begin(estimator, 5)
+    places = np.array([3, 0])
+    rewards_P_G = np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     alone = estimator.state_at(state, places)
     for _ in range(2):
         alone, wanted = estimator.observe(alone, rewards_P_G)

@@ -40,10 +40,12 @@ def test_forecasts_and_regressions_after_a_visit_by_hand():
     # 6 successes of 7, and ridge 0.1: the Newton step from logit 0 is (6 - 7/2) / (7/4 + 0.1)
     np.testing.assert_allclose(state["text_weights"].reshape(4, -1)[:, [0, -1]], [[0, 50 / 37]] * 4)
     # An update is a pass: each discount has kept itself of the counts.
-    mean, kept = sigmoid(50 / 37), TEXT_DISCOUNTS_K[:, None]
+    mean = sigmoid(50 / 37)
+    kept = TEXT_DISCOUNTS_K[:, None]
     for chosen in range(1, 9):
         state["forecasts"] = np.where(np.arange(9) == chosen, 0.0, -50.0)
-        weight, at = TEXT_WEIGHTS[(chosen - 1) // 4], (chosen - 1) % 4
+        weight = TEXT_WEIGHTS[(chosen - 1) // 4]
+        at = (chosen - 1) % 4
         alpha, beta = auto.predictive(state)
         np.testing.assert_allclose(alpha, weight * mean + kept[at] * [3, 3])
         np.testing.assert_allclose(beta, weight * (1 - mean) + kept[at] * [1, 0])
@@ -85,7 +87,8 @@ KINDS = {  # text; step at which the policy begins to learn it, steps until it h
 def score_of_next_visits(random, texts, p_T_P, rollouts):
     """Nats a group of auto's forecasts with the texts and without, (2,): 256 prompts in turn, 8 a step, four passes."""
     scores = np.zeros(2)
-    auto, states = build("auto"), [build("auto").initial_state(256) for _ in range(2)]
+    auto = build("auto")
+    states = [build("auto").initial_state(256) for _ in range(2)]
     states[0]["features"] = text_features(texts)
     order = np.concatenate([random.permutation(256) for _ in range(4)]).reshape(-1, 8)
     for step, drawn in enumerate(order):
@@ -143,7 +146,8 @@ def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
     z = (features - features.mean(axis=0)) / scale
     [[*weights, last]] = converged(features, successes, 4.0)
     logits = features @ weights + last
-    slopes, constant = weights * scale, logits.mean()
+    slopes = weights * scale
+    constant = logits.mean()
     left = successes - 4 * sigmoid(logits)
     np.testing.assert_allclose(z.T @ left, 0.1 * WIDTH * slopes, atol=1e-7)  # ridge 0.1
     assert left.sum() == pytest.approx(0.1 * constant, abs=1e-7)

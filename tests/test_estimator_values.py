@@ -78,10 +78,8 @@ def test_ema_of_zero_variance_groups_is_exact_and_gives_no_advantage():
 
 
 def test_laplace_adds_as_many_successes_as_failures_as_a_first_visit_of_dbb():
-    dbb, laplace = (
-        build("dbb", discount=0.5, prior_alpha=3.0, prior_beta=3.0),
-        build("laplace", smoothing=1.5),
-    )
+    dbb = build("dbb", discount=0.5, prior_alpha=3.0, prior_beta=3.0)
+    laplace = build("laplace", smoothing=1.5)
     for successes in (0, 2, 8):
         _, of_dbb = dbb.observe(dbb.initial_state(1), [group(successes)])
         state, of_laplace = laplace.observe({}, [group(successes)])
@@ -272,7 +270,9 @@ def test_auto_forgets_by_time_where_ages_are_in_time():
 
 def test_auto_counts_ages_in_time_where_that_predicts_better():
     """Prompts 0 and 1 come back at once as they were, prompts 2 and 3 after a pass as the opposite."""
-    auto, same, other = build("auto"), [group(8), group(0)], [group(0), group(8)]
+    auto = build("auto")
+    same = [group(8), group(0)]
+    other = [group(0), group(8)]
     state = auto.initial_state(4)
     auto.observe_at(state, np.arange(4), np.array([*same, *same]))
     for _ in range(8):
@@ -325,7 +325,8 @@ def test_gaussian_follows_the_normal_inverse_gamma_update_over_two_visits():
 )
 @pytest.mark.parametrize(("size", "discount"), [(8, 0.5), (7, 0.95)])
 def test_a_variance_survives_any_number_of_zero_variance_groups(name, value, size, discount):
-    estimator, rewards_P_G = build(name, discount=discount), np.full((1, size), value)
+    estimator = build(name, discount=discount)
+    rewards_P_G = np.full((1, size), value)
     state = estimator.initial_state(1)
     for _ in range(2000):
         state, estimate = estimator.observe(state, rewards_P_G)

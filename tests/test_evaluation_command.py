@@ -83,7 +83,8 @@ def check_rows(rows, path, runs, samples, count=None):
     assert [(each["run"], each["place"]) for each in rows] == [
         (r, i) for r in range(runs) for i in range(len(asked))
     ]
-    plain, whole = [], []
+    plain = []
+    whole = []
     for each in rows:
         question = asked[each["place"]]
         assert (each["prompt"], each["label"], len(each["responses"])) == (

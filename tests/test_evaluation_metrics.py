@@ -74,7 +74,8 @@ def test_fractions_have_no_pass_at_k_and_responses_without_answers_no_majority()
     def measured(scores, answers):
         shape = (1, 1, 3)
         rest = {"tokens_R_P_N": np.full(shape, 10), "truncated_R_P_N": np.zeros(shape, dtype=bool)}
-        scores, answers = np.array([[scores]], float), np.array([[answers]], object)
+        scores = np.array([[scores]], float)
+        answers = np.array([[answers]], object)
         return metrics.measures(Results("sums", ["0"], scores, answers, ["0"], **rest))
 
     found = measured([0.5, 1, 1], [None] * 3)
@@ -106,10 +107,8 @@ def test_differences_without_variance_and_one_prompt_test_nothing():
 def test_the_average_difference_of_two_benchmarks_and_its_interval_by_hand():
     # Means 0.2 and 0.6; variances of the means 0.04 / 2 = 0.02 and 0.12 / 3 = 0.04.
     # Error sqrt(0.06) / 2; degrees 0.06^2 / (0.02^2 / 1 + 0.04^2 / 2) = 0.0036 / 0.0012 = 3.
-    first, second = (
-        np.array([0.2 - np.sqrt(0.02), 0.2 + np.sqrt(0.02)]),
-        0.6 + np.sqrt(0.12) * np.array([-1, 0, 1]),
-    )
+    first = np.array([0.2 - np.sqrt(0.02), 0.2 + np.sqrt(0.02)])
+    second = 0.6 + np.sqrt(0.12) * np.array([-1, 0, 1])
     test = metrics.stratified_t([first, second])
     half = 3.182446 * np.sqrt(0.06) / 2  # t of 3 degrees of freedom at 0.975
     assert test == pytest.approx(
@@ -186,9 +185,15 @@ def printed(capsys):
     return run
 
 
-def test_a_comparison_has_accuracies_differences_intervals_and_tests_by_hand(write, printed):
+@pytest.fixture
+def first_and_second(write):
     write("first", {"sums": FIRST})
     write("second", {"sums": SECOND})
+
+
+def test_a_comparison_has_accuracies_differences_intervals_and_tests_by_hand(
+    first_and_second, printed
+):
     [found] = json.loads(printed("first", "second", "--json"))["differences"]
     # Runs of second: (1 + 1 + 0) / 3 and (1/2 + 1 + 1/2) / 3; of first: (1/2 + 1) / 3 and (1/2) / 3.
     assert found["accuracy"] == pytest.approx([2 / 3, 2 / 3])
@@ -198,18 +203,27 @@ def test_a_comparison_has_accuracies_differences_intervals_and_tests_by_hand(wri
     assert found["p"] == found["p_holm"] == pytest.approx((1 - np.sqrt(16 / 18)) / 2)
     assert (found["better"], found["worse"], found["prompts"]) == (3, 0, 3)
     # t of 2 degrees of freedom is 4.30265 at 0.975.
-    assert (found["low"], found["high"]) == pytest.approx(
-        (1 / 3 - 4.30265 / 12, 1 / 3 + 4.30265 / 12), abs=1e-5
-    )
-    title, header, row = (
-        " ".join(line.split()) for line in printed("first", "second").splitlines()[:3]
-    )
-    assert title == "second - first"
-    assert header == "prompts second first difference 95 % interval p p (Holm) better worse"
-    assert (
-        row
-        == "SUMS 3 66.67 \u00b1 0.00 33.33 \u00b1 23.57 +33.33 -2.52 to +69.19 0.0286 0.0286 3 0"
-    )
+    interval = (1 / 3 - 4.30265 / 12, 1 / 3 + 4.30265 / 12)
+    assert (found["low"], found["high"]) == pytest.approx(interval, abs=1e-5)
+
+
+def test_a_comparison_is_printed_in_points(first_and_second, printed):
+    title, header, row = printed("first", "second").splitlines()[:3]
+    assert title.split() == ["second", "-", "first"]
+    columns = re.split(r"\s{2,}", header.strip())
+    cells = re.split(r"\s{2,}", row.strip())
+    assert cells[0] == "SUMS"
+    assert dict(zip(columns, cells[1:], strict=True)) == {
+        "prompts": "3",
+        "second": "66.67 \u00b1 0.00",
+        "first": "33.33 \u00b1 23.57",
+        "difference": "+33.33",
+        "95 % interval": "-2.52 to +69.19",
+        "p": "0.0286",
+        "p (Holm)": "0.0286",
+        "better": "3",
+        "worse": "0",
+    }
 
 
 def test_averages_are_within_groups_and_holm_is_over_all_benchmarks_and_pairs(write, printed):

@@ -58,7 +58,8 @@ def evaluated():
 
 
 def test_samples_are_sorted_by_data_source(evaluated):
-    sums, sorting = evaluated["sums"], evaluated["sorting"]
+    sums = evaluated["sums"]
+    sorting = evaluated["sorting"]
     np.testing.assert_array_equal(sums.scores_R_P_N, [[[1, 1, 0, NAN], [0, 0, 0, 0], [NAN] * 4]])
     assert sums.labels == ["2", "4", "2"]
     assert sums.tokens_R_P_N.tolist() == [[[2, 5, 2, 3], [2, 3, 3, 3], [1] * 4]]
@@ -95,7 +96,8 @@ def test_a_sample_without_any_score_is_refused():
 
 
 def test_an_answer_is_the_end_of_a_samples_text_without_special_tokens():
-    tokenizer, long = build_tokenizer(), "12+3=" * 100
+    tokenizer = build_tokenizer()
+    long = "12+3=" * 100
     both = [sample("4=", response, score) for response, score in (("7", 1.0), (long, NAN))]
     for each, response in zip(both, ("7", long), strict=True):
         each.sequences = torch.tensor(

@@ -124,7 +124,8 @@ def test_the_pandas_example_runs_on_a_run_worked_out_by_hand(
     store, fill, tmp_path, monkeypatch, capsys
 ):
     pytest.importorskip("pandas", reason="the example needs pandas")
-    run, ids = fill.run(store), fill.prompts(store, 2)
+    run = fill.run(store)
+    ids = fill.prompts(store, 2)
     fill.step(run, 1, ids, [4, 1])  # (4.5, 0.5), (1.5, 3.5)
     # (6.25, 0.25), (4.75, 1.75)
     fill.step(run, 2, ids, [4, 4], probes=fill.probes(ids[:1], [4], [4]))

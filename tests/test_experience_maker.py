@@ -31,7 +31,8 @@ from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.core.strategies import Drawn  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 
-PROMPTS, LABELS = [f"{i}+1=" for i in range(4)], ["1", "2", "3", "4"]
+PROMPTS = [f"{i}+1=" for i in range(4)]
+LABELS = ["1", "2", "3", "4"]
 TOKENIZER = build_tokenizer()
 TOKENS = 5
 BY_PROMPT = "FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt"
@@ -48,7 +49,8 @@ def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0, masks=None,
     Responses are of ``lengths`` tokens, or where ``masks`` (P * G, TOKENS) says; ``kl`` has the same shape.
     """
     rewards = torch.tensor(rewards_P_G, dtype=torch.float32)
-    group, flat = rewards.shape[1], rewards.reshape(-1)
+    group = rewards.shape[1]
+    flat = rewards.reshape(-1)
     lengths = (
         torch.full_like(flat, TOKENS)
         if lengths is None
@@ -58,7 +60,9 @@ def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0, masks=None,
     kl = torch.zeros(masks.shape) if kl is None else torch.tensor(kl, dtype=torch.float32)
     made = []
     for rows in torch.arange(len(flat)).split(batch):
-        mask, scores, places = masks[rows].float(), flat[rows], rows.tolist()
+        mask = masks[rows].float()
+        scores = flat[rows]
+        places = rows.tolist()
         made.append(
             Experience(
                 sequences=torch.ones(len(rows), TOKENS + 1, dtype=torch.long),
@@ -106,10 +110,8 @@ def advantages(made, batch, step=1, *, filtered=(), skipped=0, versions=None, re
         for pair in zip(experience.index, experience.prompts, strict=True)
     ]
     prompts = [PROMPTS.index(prompt) for _, prompt in sorted(rows)]
-    versions, told = (
-        versions or [None] * len(prompts),
-        [(text,) for text in read] if read else [()] * len(prompts),
-    )
+    versions = versions or [None] * len(prompts)
+    told = [(text,) for text in read] if read else [()] * len(prompts)
     rows = zip(prompts, versions, told, strict=True)
     trained = tuple(group(prompt, [None], version, text) for prompt, version, text in rows)
     return batch, made.add_advantages(batch, RolloutBatch(trained, tuple(filtered), skipped), step)
@@ -120,10 +122,8 @@ def ours(tmp_path):
     opened = []
 
     def build(estimator="dbb", *flags, kl=0.0, **parameters):
-        args, url = (
-            settings("--estimator", estimator, *flags).args,
-            f"sqlite:///{tmp_path}/{len(opened)}.db",
-        )
+        args = settings("--estimator", estimator, *flags).args
+        url = f"sqlite:///{tmp_path}/{len(opened)}.db"
         built = estimators.build(estimator, **parameters)
         posteriors = Posteriors.create(url, "run", PROMPTS, LABELS, estimator=built)
         opened.append(posteriors)
@@ -211,7 +211,8 @@ def test_point_reproduces_openrlhf(ours, form, batch):
 @pytest.mark.parametrize("form", FORMS)
 def test_point_reproduces_openrlhf_on_a_batch_of_incomplete_groups(ours, form):
     """Upstream has no missing rewards: it gets the whole batch without them, one less in each group."""
-    rewards_P_G, missing = RANDOM.copy(), [3, 0, 7, 5]
+    rewards_P_G = RANDOM.copy()
+    missing = [3, 0, 7, 5]
     rewards_P_G[range(4), missing] = np.nan
     left = ~np.isnan(rewards_P_G.ravel())
     mine = advantages(
@@ -224,12 +225,15 @@ def test_point_reproduces_openrlhf_on_a_batch_of_incomplete_groups(ours, form):
     )
     theirs = maker(RemoteExperienceMaker, args, 0.3).compute_advantages_and_returns(theirs)
     mask = torch.tensor(TURNS[left], dtype=torch.bool)
-    found, expected = column(mine, "advantages")[left][mask], column(theirs, "advantages")[mask]
+    found = column(mine, "advantages")[left][mask]
+    expected = column(theirs, "advantages")[mask]
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=4e-6)
 
 
 def test_whitening_leaves_out_what_could_not_be_verified(ours):
-    rewards_P_G, lengths, kl = np.array([[1, np.nan, 0, 0]]), [1, 2, 3, 1], np.zeros((4, TOKENS))
+    rewards_P_G = np.array([[1, np.nan, 0, 0]])
+    lengths = [1, 2, 3, 1]
+    kl = np.zeros((4, TOKENS))
     kl[1, :2] = 1.0
     mine, store = ours("point", *FORMS["reinforce_baseline"], "--rollouts.keep", "all", kl=0.3)
     [batch] = advantages(mine, experiences(rewards_P_G, lengths=lengths, kl=kl))[0]
@@ -296,7 +300,8 @@ def test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop(
 ):
     mine, _ = ours(estimator, f"--{FORM}", form)
     batch, _ = advantages(mine, experiences(RANDOM, lengths=LENGTHS))
-    prompts, labels = np.repeat(PROMPTS, 8).tolist(), np.repeat(LABELS, 8).tolist()
+    prompts = np.repeat(PROMPTS, 8).tolist()
+    labels = np.repeat(LABELS, 8).tolist()
     expected = in_ones_own_loop(tmp_path, estimator, form, prompts, labels, RANDOM.ravel(), LENGTHS)
     np.testing.assert_allclose(column(batch, "advantages")[:, 0], expected, rtol=1e-5, atol=1e-6)
 
@@ -344,9 +349,11 @@ def test_where_a_step_is_one_update_the_policy_is_not_asked_for_log_probs(ours, 
         "--rollout.micro_batch_size",
         "8",
     ]
-    (mine, _), rollouts = ours("dbb", *sizes), experiences(RANDOM, batch=1)
+    mine, _ = ours("dbb", *sizes)
+    rollouts = experiences(RANDOM, batch=1)
     for rollout in rollouts:
-        rollout.action_log_probs, rollout.rollout_log_probs = None, -1.5 * rollout.action_mask
+        rollout.action_log_probs = None
+        rollout.rollout_log_probs = -1.5 * rollout.action_mask
     monkeypatch.setattr(mine, "make_experience", None)
     groups = tuple(group(prompt, rollouts[8 * prompt : 8 * prompt + 8]) for prompt in range(4))
     made, _ = mine.make(RolloutBatch(groups), 1, None)
@@ -398,7 +405,8 @@ def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
     batch.sequences = torch.tensor([[*said[:4], eos, 1], [*said, 1]])
     # Of the token that comes next
     batch.action_mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]])
-    batch.action_log_probs, batch.truncated = torch.full((2, 5), -0.5), torch.tensor([False, True])
+    batch.action_log_probs = torch.full((2, 5), -0.5)
+    batch.truncated = torch.tensor([False, True])
     batch.index = [1, 0]  # a dynamic batch sorts the rollouts by length
     filtered = replace(filtered_group(1, [1.0], length=2), read=("3",))
     _, metrics = advantages(mine, [batch], filtered=[filtered], read=["no answer: no number", "1"])

@@ -11,7 +11,10 @@ from openrlhf_dbb.core.strategies import STRATEGIES, Predictive, RunFacts
 from openrlhf_dbb.errors import RunError
 
 N = 4
-MIXED, LATE, EASY, HARD = "1010", "0010", "1111", "0000"
+MIXED = "1010"
+LATE = "0010"
+EASY = "1111"
+HARD = "0000"
 
 
 class Rows(ShuffledPrompts):
@@ -49,14 +52,26 @@ def prompts(groups):
     return [group.prompt for group in groups]
 
 
-def test_two_stages_generate_the_rest_of_a_group_only_where_the_first_rollouts_differ():
+@pytest.fixture
+def two_stages():
+    """A filler, what it has asked for, and its batch.
+
+    0 agrees and 2 takes its place, which agrees as well, and so on; LATE's first two agree, too.
+    """
     made, asked = filler([EASY, MIXED, HARD, LATE, MIXED])
-    batch = made.fill()
-    # 0 agrees and 2 takes its place, which agrees as well, and so on; LATE's first two agree, too.
+    return made, asked, made.fill()
+
+
+def test_two_stages_train_on_whole_groups_and_set_aside_the_first_rollouts_of_others(two_stages):
+    _, _, batch = two_stages
     assert prompts(batch.trained) == [1, 4]
     assert ["".join(group.rollouts) for group in batch.trained] == [MIXED, MIXED]
     assert sorted(prompts(batch.filtered)) == [0, 2, 3]
     assert [len(group.rollouts) for group in batch.filtered] == [2, 2, 2]
+
+
+def test_two_stages_generate_the_rest_of_a_group_only_where_the_first_rollouts_differ(two_stages):
+    made, asked, _ = two_stages
     assert made.generated == 3 * 2 + 2 * N
     assert asked[0] == [(0, 2), (1, 2)]
     assert sorted(asked[1]) == [(1, 2), (2, 2)]  # the rest of 1, and 2 in the place of 0

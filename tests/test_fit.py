@@ -57,7 +57,8 @@ def threads(*argv, shape=SMOLLM2):
 
 
 def chosen(settings):
-    ds, actor = settings.args.ds, settings.args.actor
+    ds = settings.args.ds
+    actor = settings.args.actor
     return (
         ds.param_dtype,
         ds.attn_implementation,
@@ -66,19 +67,27 @@ def chosen(settings):
     )
 
 
-def test_a_real_model_gets_all_cores_and_bfloat16_and_a_small_one_keeps_its_own(machine):
-    settings = on_cpu("--train.micro_batch_size", "1")
-    assert (
-        chosen(settings) == ("bf16", "sdpa", 0, False)
-        and threads("--train.micro_batch_size", "1") == 2
-    )
+ONE_ROW = ("--train.micro_batch_size", "1")
+
+
+def test_a_real_model_gets_all_cores_and_bfloat16(machine):
+    settings = on_cpu(*ONE_ROW)
+    assert chosen(settings) == ("bf16", "sdpa", 0, False)
     assert settings.origin["ds.param_dtype"] == fit.ORIGIN
+    assert threads(*ONE_ROW) == 2
     assert on_cpu("--data.max_len", "256").args.ds.attn_implementation == "eager"
+
+
+def test_a_small_model_keeps_its_own_settings(machine):
     small = on_cpu(shape=TINY)
-    assert chosen(small) == ("fp32", "eager", 2, True) and threads(shape=TINY) == 1
+    assert chosen(small) == ("fp32", "eager", 2, True)
+    assert threads(shape=TINY) == 1
     assert fit.engine_limits(small.args, TINY) == {}
+
+
+def test_a_machine_without_bfloat16_trains_in_float32_and_its_cores_are_shared(machine):
     machine(cores=8, bf16=False)
-    assert chosen(on_cpu("--train.micro_batch_size", "1")) == ("fp32", "sdpa", 0, False)
+    assert chosen(on_cpu(*ONE_ROW)) == ("fp32", "sdpa", 0, False)
     assert threads("--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2") == 4
     assert threads("--train.async_enable", "--no-train.colocate_all") == 4  # both at the same time
 
@@ -254,7 +263,8 @@ def test_the_estimate_by_hand(fitted):
         memory = fit.gpu_memory(settings, SHAPES["qwen3-1.7b"])
         return [memory.always / 1e9, memory.training / 1e9, memory.log_probs / 1e9]
 
-    one, logits = 1.720451, 4 * 4096 * 151_936 * 4 / 1e9
+    one = 1.720451
+    logits = 4 * 4096 * 151_936 * 4 / 1e9
     # recomputed: the layers' inputs and one layer
     batch = 4 * 5120 * 2048 * (28 * 2 + 56) / 1e9 + logits
     kept = 4 * 5120 * 2048 * 28 * 56 / 1e9 + logits
@@ -386,27 +396,41 @@ def test_only_what_cannot_fit_in_any_case_is_refused(fitted):
     assert sizes(near) == (1, 4) and len(fit.describe(near, SHAPES["qwen3-8b"])) == 2
 
 
-@pytest.mark.slow
-def test_smollm2_is_converted_once_with_its_chat_template_and_held_out_problems():
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+@pytest.fixture
+def smollm2_folder():
     folder = smollm2.default_folder()  # which is made anew where the code that makes it has changed
     smollm2.prepare(folder)
-    stamp = (folder / "smollm2.json").stat().st_mtime_ns
-    smollm2.prepare(folder)
-    assert (folder / "smollm2.json").stat().st_mtime_ns == stamp
-    train, heldout = (
-        list(map(json.loads, (folder / f"{name}.jsonl").open())) for name in ("train", "heldout")
-    )
-    problems, others = ({row["input"] for row in rows} for rows in (train, heldout))
-    assert (len(problems), len(others)) == (80, 128) and problems.isdisjoint(others)
+    return folder
+
+
+@pytest.mark.slow
+def test_smollm2_is_converted_once(smollm2_folder):
+    stamp = (smollm2_folder / "smollm2.json").stat().st_mtime_ns
+    smollm2.prepare(smollm2_folder)
+    assert (smollm2_folder / "smollm2.json").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.slow
+def test_the_held_out_problems_of_smollm2_are_others_than_those_trained_on(smollm2_folder):
+    train = list(map(json.loads, (smollm2_folder / "train.jsonl").open()))
+    heldout = list(map(json.loads, (smollm2_folder / "heldout.jsonl").open()))
+    problems = {row["input"] for row in train}
+    others = {row["input"] for row in heldout}
+    assert (len(problems), len(others)) == (80, 128)
+    assert problems.isdisjoint(others)
     for row in train:
         assert eval(row["input"].rpartition("\n")[2].removesuffix(" =")) == int(row["label"])
-    model, tokenizer = (
-        each.from_pretrained(folder / "model") for each in (AutoModelForCausalLM, AutoTokenizer)
-    )
+
+
+@pytest.mark.slow
+def test_smollm2_answers_and_has_a_chat_template(smollm2_folder):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(smollm2_folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_folder / "model")
     assert Shape.of(model.config) == SMOLLM2
-    assert tokenizer.eos_token == "<|im_end|>" and tokenizer.chat_template
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.chat_template
     prompt = tokenizer("The capital of France is", return_tensors="pt")
     answer = model.generate(**prompt, max_new_tokens=1, do_sample=False)[0, -1]
     assert tokenizer.decode(answer) == " Paris"

@@ -23,7 +23,8 @@ from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # n
 from openrlhf_dbb.errors import RunError  # noqa: E402
 from openrlhf_dbb.platform.vllm_requests import Finished, Request  # noqa: E402
 
-BATCH, GROUP = 2, 2
+BATCH = 2
+GROUP = 2
 FACTS = RunFacts(groups=BATCH, rollouts=GROUP, seed=1)
 SCORES = {"1": 1.0, "0": 0.0, "?": math.nan, "-": None}
 
@@ -36,7 +37,9 @@ def shared_engines(ray_node):
     class Engine:
         def start_over(self, after):
             """``after``: prompts that are answered only once another has been."""
-            self.calls, self.sizes, self.after = [], [], after
+            self.calls = []
+            self.sizes = []
+            self.after = after
             self.answered = {prompt: asyncio.Event() for prompt in after.values()}
 
         async def get_num_unfinished_requests(self):
@@ -47,7 +50,8 @@ def shared_engines(ray_node):
 
         async def generate_groups(self, prompts, sampling, samples, max_length):
             self.sizes.append(len(prompts))
-            temperature, logprobs = sampling["temperature"], sampling["logprobs"]
+            temperature = sampling["temperature"]
+            logprobs = sampling["logprobs"]
             groups = (
                 self.group(prompt, label, temperature, samples, logprobs)
                 for prompt, label, _ in prompts
@@ -73,7 +77,8 @@ def shared_engines(ray_node):
 
         async def sample(self, requests, sampling):
             self.sizes.append(len(requests))
-            n, text = sampling["n"], f"{sampling['temperature']} {sampling['top_p']}"
+            n = sampling["n"]
+            text = f"{sampling['temperature']} {sampling['top_p']}"
             return [
                 Finished(r.number, [text] * n, [r.max_tokens] * n, [False] * n) for r in requests
             ]
@@ -226,7 +231,9 @@ class Resting(Mixed):
 
     def __init__(self, a_round=None, passes=1):
         super().__init__(a_round=a_round)
-        self._pass, self._passes, self._rests_until = 0, passes, {}
+        self._pass = 0
+        self._passes = passes
+        self._rests_until = {}
 
     def skips(self, prompt_id):
         return self._rests_until.get(prompt_id, -1) >= self._pass
@@ -244,7 +251,9 @@ class Resting(Mixed):
         return {"resting": float(sum(until >= self._pass for until in self._rests_until.values()))}
 
 
-MIXED, EASY, HARD = "10", "11", "00"
+MIXED = "10"
+EASY = "11"
+HARD = "00"
 
 
 def test_plain_batches_are_whole_and_the_rest_of_a_pass_waits(generator):
@@ -265,7 +274,8 @@ def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generato
         def observe(self, drawn, mixed):  # not of groups without any score
             observed.append((drawn.prompt_id, mixed))
 
-    order, observed = iter([2, 0, 2, 1, 1, 0]), []
+    order = iter([2, 0, 2, 1, 1, 0])
+    observed = []
     made = generator([HARD, MIXED, MIXED], Drawing(FACTS), predictive=lambda: "predictive")
     assert draw(made) == ("31", 2, False)
     assert [(group.drawn.inclusion, group.drawn.weight) for group in made.last_batch.trained] == [
@@ -544,18 +554,15 @@ def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(
 def test_benchmarks_are_shared_by_the_engines_and_cost_no_rollouts(generator, engines):
     made = generator([], engines=engines)
     requests = [Request(number, [1, 2], 5 + number) for number in range(20)]
-    finished = [
-        each
-        for some in made.sample(requests, {"n": 2, "temperature": 0.6, "top_p": 0.95})
-        for each in some
-    ]
-    assert sorted(each.number for each in finished) == list(range(20))
-    assert all(
-        each.responses == ["0.6 0.95"] * 2 and each.tokens == [5 + each.number] * 2
-        for each in finished
-    )
+    finished = {}
+    for some in made.sample(requests, {"n": 2, "temperature": 0.6, "top_p": 0.95}):
+        finished.update((each.number, each) for each in some)
+    assert sorted(finished) == list(range(20))
+    for number, each in finished.items():
+        assert each.responses == ["0.6 0.95"] * 2
+        assert each.tokens == [5 + number] * 2
     sizes = ray.get([each.recorded.remote("sizes") for each in engines])
-    assert [sorted(of_engine) for of_engine in sizes] == [[2, 8], [2, 8]]  # at most 8 in a call
+    assert list(map(sorted, sizes)) == [[2, 8], [2, 8]]  # at most 8 in a call
     assert (made.filler.generated, made.filler.unused()) == (0, 0)
 
 

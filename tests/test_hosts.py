@@ -85,14 +85,17 @@ def test_the_page_has_the_table_of_the_lists(monkeypatch):
 
     page = hosts_table.PAGE.read_text(encoding="utf-8")
     assert hosts_table.with_table(page) == page
-    rows = [
-        line.split("|")[1:-1] for line in hosts_table.table().splitlines() if line.startswith("|")
-    ]
-    assert [row[0].strip() for row in rows[2:]] == NAMES
-    for name, *cells in rows[2:]:
-        assert [cell.strip() for cell in cells] == [
-            "yes" if name.strip() in host.tested else "no" for host in HOSTS
-        ]
+    lines = [line for line in hosts_table.table().splitlines() if line.startswith("|")]
+    cells = {}
+    for line in lines[2:]:
+        name, *answers = [cell.strip() for cell in line.split("|")[1:-1]]
+        cells[name] = answers
+    assert list(cells) == NAMES
+    for place, host in enumerate(HOSTS):
+        tested = {name for name, answers in cells.items() if answers[place] == "yes"}
+        untested = {name for name, answers in cells.items() if answers[place] == "no"}
+        assert tested == set(NAMES).intersection(host.tested)
+        assert tested | untested == set(NAMES)
 
 
 # The sketch of a further host in examples/

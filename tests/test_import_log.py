@@ -15,7 +15,8 @@ ROWS = [(3, "p", "1", 1, "p0"), (3, "p", "1", 0, "p1"), (3, "q", "2", 0, "q0"), 
 
 def ran(capsys, *command):
     """The exit code, and what is printed."""
-    code, printed = main([str(word) for word in command]), capsys.readouterr()
+    code = main([str(word) for word in command])
+    printed = capsys.readouterr()
     return code, printed.err if code else printed.out
 
 
@@ -83,12 +84,7 @@ def test_a_log_becomes_a_finished_run(imported, capsys, tmp_path, log):
     write(pandas.DataFrame(ROWS, columns=names), folder)
     code, out = imported(folder, *flags)
     assert code == 0
-    columns, steps, counts = out.splitlines()
-    assert re.search(
-        rf"prompt from {names[1]}\b.* reward from {names[3]}\b.* no advantage", columns
-    )
-    assert "3 to 7" in steps
-    assert re.search("run 'log': 2 steps, 2 prompts, 6 rollouts, memory auto", counts)
+    check_imported_lines(out, prompt=names[1], reward=names[3])
     history = """SELECT step, prompt, label, rollouts, successes
                  FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY step, prompt"""
     # 1 of 2, 0 of 2; then 2 of 2
@@ -101,12 +97,25 @@ def test_a_log_becomes_a_finished_run(imported, capsys, tmp_path, log):
     assert store.find_run("log").status == "finished"
     texts = store.query("SELECT text FROM rollouts WHERE step = 1 AND sample = 1 ORDER BY text")
     assert [text for (text,) in texts] == ["p1", "q1"]
-    # replay, the page, and warm start work on it
-    assert ran(capsys, "lab", "replay", "log", "--store.url", store.url)[0] == 0
-    assert (
-        ran(capsys, "report", "log", "-o", tmp_path / "report.html", "--store.url", store.url)[0]
-        == 0
-    )
+    check_commands_read(capsys, store, tmp_path)
+
+
+def check_imported_lines(out, *, prompt, reward):
+    """The three lines of an import: the columns, the steps and what is stored."""
+    columns, steps, counts = out.splitlines()
+    for piece in (rf"prompt from {prompt}\b", rf"reward from {reward}\b", "no advantage"):
+        assert re.search(piece, columns)
+    assert "3 to 7" in steps
+    for piece in ("'log'", r"\b2 steps", r"\b2 prompts", r"\b6 rollouts", r"memory auto\b"):
+        assert re.search(piece, counts)
+
+
+def check_commands_read(capsys, store, folder):
+    """Replay, the page, and warm start work on an imported run."""
+    at = ("--store.url", store.url)
+    replayed, _ = ran(capsys, "lab", "replay", "log", *at)
+    reported, _ = ran(capsys, "report", "log", "-o", folder / "report.html", *at)
+    assert (replayed, reported) == (0, 0)
     with Posteriors.create(
         store, "next", ["p", "new"], ["1", ""], estimator="auto", warm_start="log"
     ) as posteriors:
@@ -139,20 +148,32 @@ def test_without_a_column_of_advantages_none_is_stored_or_counted(without_advant
     assert kept == [(0, None, None, None)] * 8
 
 
-def test_without_a_column_of_advantages_no_command_claims_one(without_advantages, capsys):
-    def answer(*words):
-        return ran(capsys, *words, "--store.url", without_advantages.url)[1]
+@pytest.fixture
+def answer(without_advantages, capsys):
+    """Function: what a command prints about the run."""
+    return lambda *words: ran(capsys, *words, "--store.url", without_advantages.url)[1]
 
-    shown = answer("show", "log")
-    assert "50% of 4 had equal rewards" in shown
-    assert "given an advantage is not known" in shown
-    assert re.search(r"^estimator:\s+not known", shown, re.MULTILINE)
-    assert "trained on" not in shown
-    explained = answer("explain", "log", "1", "p")
-    assert explained.count("advantage not known") == 2
-    assert "mean p" not in explained
+
+def test_without_a_column_of_advantages_show_claims_none(answer):
+    out = answer("show", "log")
+    assert "50% of 4 had equal rewards" in out
+    assert "given an advantage is not known" in out
+    assert re.search(r"^estimator:\s+not known", out, re.MULTILINE)
+    assert "trained on" not in out
+
+
+def test_without_a_column_of_advantages_explain_claims_none(answer):
+    out = answer("explain", "log", "1", "p")
+    assert out.count("advantage not known") == 2
+    assert "mean p" not in out
+
+
+def test_without_a_column_of_advantages_no_list_of_runs_claims_an_estimator(answer):
     assert re.search("estimator .*log does not tell", answer("lab", "replay", "log"))
     assert re.search(r"log +finished +- +2 +import +8", answer("runs"))
+
+
+def test_without_a_column_of_advantages_a_comparison_has_no_share_of_them(answer):
     numbers = json.loads(answer("compare", "log", "log", "--json"))["runs"][0]
     assert numbers["rollouts"] == 8
     assert numbers["zero_variance_share"] == 0.5
@@ -168,7 +189,8 @@ def test_the_advantages_of_the_log_are_stored_and_counted(imported, capsys, tmp_
         row(1, "q", 0, adv=-0.5),
     ]
     assert imported(written(tmp_path / "a.jsonl", rows), "--advantage_key", "adv")[0] == 0
-    store, at = imported.store, ("--store.url", imported.store.url)
+    store = imported.store
+    at = ("--store.url", imported.store.url)
     advantages = "SELECT advantage, weight FROM rollouts ORDER BY prompt_id, sample"
     assert store.query(advantages) == [(0, 1), (0, 1), (0.5, 1), (-0.5, 1)]
     assert store.query("SELECT form, trained, informative, rescued FROM steps") == [(None, 4, 2, 0)]
@@ -237,7 +259,8 @@ def test_names_that_do_not_tell_the_step_are_refused(imported, tmp_path, files):
 
 def test_a_file_counts_once(imported, tmp_path):
     rows = [row(1, "p", 1), row(1, "p", 0)]
-    file, copy = written(tmp_path / "a.jsonl", rows), written(tmp_path / "b.jsonl", rows)
+    file = written(tmp_path / "a.jsonl", rows)
+    copy = written(tmp_path / "b.jsonl", rows)
     for files, said in (
         ((file, file), "named twice"),
         ((tmp_path, file), "named twice"),
@@ -376,7 +399,8 @@ def test_a_trainers_own_advantages_are_stored_as_they_are(url):
 
 
 def test_rounding_is_no_advantage_of_a_group_of_equal_rewards(url):
-    prompts, labels = ["p", "q"], ["1", "2"]
+    prompts = ["p", "q"]
+    labels = ["1", "2"]
     with Posteriors.create(
         url, "run", prompts, labels, parameters={"memory": "gaussian"}
     ) as posteriors:

@@ -30,7 +30,9 @@ SHORT = (
 )  # a group of each is judged, drawn again, or late; grpo-dbb has neither
 DISCOUNT = 0.75
 # 32 prompts, 8 a step, 4 rollouts a prompt, 2 optimizer steps a step, a checkpoint every second step
-PROMPTS, BATCH, SAMPLES = 32, 8, 4
+PROMPTS = 32
+BATCH = 8
+SAMPLES = 4
 EPOCHS = 6
 A_STEP = BATCH * SAMPLES
 WHOLE = PROMPTS * SAMPLES * EPOCHS
@@ -180,7 +182,8 @@ def check_whole(folder):
         groups[step].append(group)
     data = zip(*(of_id[prompt] for prompt in sorted(of_id)), strict=True)
     with tempfile.TemporaryDirectory() as other:
-        url, chosen = f"sqlite:///{other}/openrlhf_dbb.db", json.loads(parameters)
+        url = f"sqlite:///{other}/openrlhf_dbb.db"
+        chosen = json.loads(parameters)
         with Posteriors.create(
             url, "whole", *data, estimator=estimator, parameters=chosen
         ) as whole:
@@ -308,7 +311,8 @@ def check_end(folder, case, output):
 
 def check_replays(folder):
     """A prompt's newest 8 rollouts are in the checkpoint, and 4 of them are replayed from its third visit on."""
-    visits, expected = Counter(), defaultdict(lambda: [0, 0])
+    visits = Counter()
+    expected = defaultdict(lambda: [0, 0])
     for step, prompt in query(
         folder, "SELECT step, prompt_id FROM posterior_history ORDER BY step"
     ):
@@ -420,7 +424,8 @@ def check_best_at_end(folder):
     [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in CASES],
 )
 def test_a_run_killed_at_a_random_moment_ends_as_if_it_had_not_been(name, tmp_path):
-    case, moments = CASES[name], random.Random(name)
+    case = CASES[name]
+    moments = random.Random(name)
     (tmp_path / "exact.py").write_text(REWARD)
     (tmp_path / "agent.py").write_text(AGENT)
     held_out = tiny.prepare(tiny.default_folder()).heldout.read_text().splitlines()[:16]

@@ -53,7 +53,8 @@ def test_candidates_of_a_sweep_are_there_once_and_within_the_range():
 
 def visits(step, prompt_id, successes, rollouts):
     """On-policy visits of a log that has no estimates."""
-    none, nan = np.zeros(len(step)), np.full(len(step), np.nan)
+    none = np.zeros(len(step))
+    nan = np.full(len(step), np.nan)
     return replay.visits(StepLog(step, prompt_id, rollouts, successes, nan, nan, none, nan, nan))
 
 
@@ -66,7 +67,8 @@ def simulated(prompts=1024, passes=4, rollouts=8, seed=0, walk=0.1):
     p_T_P = np.cumsum(
         [rng.random(prompts), *rng.normal(0, walk, (passes - 1, prompts))], axis=0
     ).clip(0, 1)
-    step, prompt = np.repeat(np.arange(1, passes + 1), prompts), np.tile(np.arange(prompts), passes)
+    step = np.repeat(np.arange(1, passes + 1), prompts)
+    prompt = np.tile(np.arange(prompts), passes)
     successes = 1.0 * rng.binomial(rollouts, p_T_P).ravel()
     return visits(step, prompt, successes, np.full(len(step), rollouts)), p_T_P.ravel()
 
@@ -119,11 +121,9 @@ def test_error_from_log_is_unbiased(name):
 
 
 def test_the_noise_of_a_probe_is_taken_out_of_squared_errors():
-    samples, successes, squares = (
-        np.array([4, 4, 5]),
-        np.array([2.0, 3.0, 5.0]),
-        np.array([1.5, 3.0, 5.0]),
-    )
+    samples = np.array([4, 4, 5])
+    successes = np.array([2.0, 3.0, 5.0])
+    squares = np.array([1.5, 3.0, 5.0])
     # Scores 1 1 0.5 ... of mean 1/2: (1.5 - 4/4) / (4 * 3); 3/4: (3 - 9/4) / 12; all 1: no noise.
     errors = squared_errors(np.array([0.5, 0.4, 0.9]), samples, successes, squares)
     assert errors == pytest.approx([-0.5 / 12, 0.35**2 - 0.75 / 12, 0.1**2])
@@ -189,10 +189,13 @@ def candidates(store, capsys, *arguments):
 
 def test_lab_replay_prints_the_candidates_errors_and_what_to_use_next(open_new, fill, capsys):
     """16 prompts in 3 steps, N = 8, every fourth prompt probed."""
-    store, rng = open_new("sqlite"), np.random.default_rng(5)
-    run, ids = fill.run(store, "walk"), np.sort(fill.prompts(store, 16))
+    store = open_new("sqlite")
+    rng = np.random.default_rng(5)
+    run = fill.run(store, "walk")
+    ids = np.sort(fill.prompts(store, 16))
     p_T_P = simulated(prompts=16, passes=3, seed=5)[1].reshape(3, 16)
-    successes_T_P, probed_T_P = rng.binomial(8, p_T_P), rng.binomial(100, p_T_P[:, ::4])
+    successes_T_P = rng.binomial(8, p_T_P)
+    probed_T_P = rng.binomial(100, p_T_P[:, ::4])
     for step, (successes, probed) in enumerate(zip(successes_T_P, probed_T_P, strict=True), 1):
         fill.step(
             run, step, ids, successes, rollouts=8, probes=fill.probes(ids[::4], [100] * 4, probed)
@@ -208,7 +211,8 @@ def test_lab_replay_prints_the_candidates_errors_and_what_to_use_next(open_new, 
         and "not which one trains better" in advice[-2]
     )
     assert f"{len(rows)} candidates" in out
-    share, p = successes_T_P[:, ::4] / 8, probed_T_P / 100
+    share = successes_T_P[:, ::4] / 8
+    p = probed_T_P / 100
     # p (1 - p) / 99 is the noise of a probe's 100 samples.
     assert rows["point"]["mse (probes)"] == pytest.approx(
         np.mean((share - p) ** 2 - p * (1 - p) / 99)
@@ -255,7 +259,8 @@ def test_a_class_of_the_working_folder_is_a_candidate_and_the_advice_names_it_so
     monkeypatch.chdir(tmp_path)
     source = "from openrlhf_dbb import estimators\nclass Mine(estimators.get('point')):\n    name = 'mine'\n"
     (tmp_path / "my_mean.py").write_text(source)
-    run, ids = fill.run(store, "walk"), fill.prompts(store, 2)
+    run = fill.run(store, "walk")
+    ids = fill.prompts(store, 2)
     for step in (1, 2):
         fill.step(run, step, ids, [1, 3], probes=fill.probes(ids, [9, 9], [2, 7]))
     assert (
@@ -282,10 +287,12 @@ def test_scores_of_minus_1_and_1_are_not_replayed_though_their_sums_could_be_suc
 def test_the_replay_of_a_run_gives_what_it_stored_and_forecasts_read_the_prompts_texts(tmp_path):
     """Two passes. Prompts with ? succeed, those with ! fail: the last first visits are expected to do the same."""
     url = f"sqlite:///{tmp_path}/runs.db"
-    prompts, forecasts = [f"{number} {mark}" for number in range(40) for mark in "?!"], []
+    prompts = [f"{number} {mark}" for number in range(40) for mark in "?!"]
+    forecasts = []
     with Posteriors.create(url, "texts", prompts, ["1"] * 80, estimator="auto") as posteriors:
         for step in range(1, 9):
-            expected, drawn = posteriors.predictive(), (prompts * 2)[20 * step - 20 : 20 * step]
+            expected = posteriors.predictive()
+            drawn = (prompts * 2)[20 * step - 20 : 20 * step]
             mean = dict(
                 zip(
                     expected.prompt_ids,
@@ -296,7 +303,8 @@ def test_the_replay_of_a_run_gives_what_it_stored_and_forecasts_read_the_prompts
             seen = sorted((posteriors.prompt_ids[prompt, "1"], "?" in prompt) for prompt in drawn)
             forecasts += [mean[prompt_id] for prompt_id, _ in seen]
             posteriors.observe(step, drawn, ["1"] * 20, [float("?" in prompt) for prompt in drawn])
-    right, first = np.array([right for _, right in seen]), np.array(forecasts[60:80])
+    right = np.array([right for _, right in seen])
+    first = np.array(forecasts[60:80])
     assert np.all(first[right] > 0.75) and np.all(first[~right] < 0.25)
     # The replay knows no texts: only the forecasts read them.
     run, visits_seen = replay.read(url, "texts")

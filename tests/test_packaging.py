@@ -139,7 +139,8 @@ def test_each_lock_pins_every_package_that_its_extras_ask_for(metadata, lock, ex
 
 def needed(requires):
     """The installed distributions that a bare install with these requirements brings."""
-    found, left = {}, list(requires)
+    found = {}
+    left = list(requires)
     while left:
         requirement = Requirement(left.pop())
         if requirement.name in found or (
@@ -187,7 +188,8 @@ def test_light_install_trains_and_reports(wheel, metadata, tmp_path):
 
 # Answers as a Python 3.11 that makes no environment: setup stops there.
 PYTHON = """case "$*" in *python_version*) echo 3.11.0;; "-m venv"*) echo no room; exit 1;; esac"""
-GPUS, BROKEN = "echo GPU 0: NVIDIA H200", "echo NVIDIA-SMI has failed; exit 9"
+GPUS = "echo GPU 0: NVIDIA H200"
+BROKEN = "echo NVIDIA-SMI has failed; exit 9"
 
 
 def setup(venv, *arguments, status=1, timeout=60, **variables):
@@ -261,10 +263,8 @@ def test_the_environment_for_cuda_fits_together_and_refuses_to_train_without_a_g
     environment, tmp_path
 ):
     def call(program, *arguments):  # where there is no compiler
-        command, variables = (
-            [environment / "bin" / program, *arguments],
-            {"PATH": str(environment / "bin")},
-        )
+        command = [environment / "bin" / program, *arguments]
+        variables = {"PATH": str(environment / "bin")}
         return subprocess.run(
             command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=600
         )

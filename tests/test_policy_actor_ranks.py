@@ -70,7 +70,8 @@ class Ranks:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """Function: call a function of ``on_ranks`` with these flags on one or two ranks; the answer of each."""
-    folder, started = tmp_path_factory.mktemp("ranks"), {}
+    folder = tmp_path_factory.mktemp("ranks")
+    started = {}
     tiny.build_model(0).save_pretrained(folder / "model")
     tiny.build_tokenizer().save_pretrained(folder / "model")
 

@@ -22,7 +22,8 @@ from openrlhf_dbb.estimators import FORMS, available, build
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb.storage import StoreError, open_store
 
-PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
+PROMPTS = ["1+1=", "2+2=", "3+3="]
+LABELS = ["2", "4", "6"]
 DATA = PROMPTS, LABELS
 HALF = {"estimator": "dbb", "parameters": {"discount": 0.5}}
 
@@ -104,7 +105,8 @@ def test_a_warm_start_begins_with_another_runs_posteriors(url, new_url, kind, el
 
 
 def test_spo_begins_as_its_public_code_with_a_warm_start(new_url):
-    url, prior = new_url("sqlite"), {"discount": 1.0, "prior_alpha": 0.5, "prior_beta": 0.5}
+    url = new_url("sqlite")
+    prior = {"discount": 1.0, "prior_alpha": 0.5, "prior_beta": 0.5}
     with Posteriors.create(url, "offline", *DATA, estimator="dbb", parameters=prior) as offline:
         offline.observe(1, *group(0, [1, 1, 1, 0, 0, 0, 0, 0]))
     with Posteriors.create(
@@ -171,7 +173,8 @@ def test_no_secret_is_stored(new_url):
     }
     text = dict.fromkeys(("model", "dataset", "reward"), url)
     with Posteriors.create(new_url("sqlite"), "demo", *DATA, **text, config=config) as posteriors:
-        record, masked = posteriors.run.record, "http://***@h/a?***,https://***@h/b#***"
+        record = posteriors.run.record
+        masked = "http://***@h/a?***,https://***@h/b#***"
     assert (record.model, record.dataset, record.reward) == (masked,) * 3
     hidden = {
         "a": [{"api_key": "***"}, [masked]],
@@ -254,33 +257,57 @@ def unseen_steps(posteriors, steps):
         )
 
 
-def test_a_prompt_without_any_score_is_counted_resumed_rolled_back_and_forgiven(url):
-    first = [(PROMPTS[0], LABELS[0])]
+NEVER_SCORED = [(PROMPTS[0], LABELS[0])]
+
+
+@pytest.fixture
+def unseen(url):
+    """A store whose run has three steps without a score of the first prompt, the last after a resume."""
     with Posteriors.create(url, "demo", *DATA) as posteriors:
         unseen_steps(posteriors, (1, 2))
-        assert posteriors.unverified == [] and not posteriors.predictive().unverified.any()
+        assert posteriors.unverified == []
+        assert not posteriors.predictive().unverified.any()
     with Posteriors.resume(url, "demo", *DATA) as posteriors:
         unseen_steps(posteriors, [3])
-        assert posteriors.unverified == first
-        place = posteriors.predictive().prompt_ids.tolist().index(posteriors.prompt_ids[first[0]])
+    return url
+
+
+def test_a_prompt_without_any_score_is_counted_also_over_a_resume(unseen):
+    with Posteriors.resume(unseen, "demo", *DATA) as posteriors:
+        assert posteriors.unverified == NEVER_SCORED
+        number = posteriors.prompt_ids[NEVER_SCORED[0]]
+        place = posteriors.predictive().prompt_ids.tolist().index(number)
         assert np.flatnonzero(posteriors.predictive().unverified).tolist() == [place]
         assert posteriors.observe(4, *group(0, [None] * 2)).metrics["estimator/unverified"] == 1
+
+
+def test_roll_back_forgets_the_steps_without_a_score(unseen):
+    with Posteriors.resume(unseen, "demo", *DATA) as posteriors:
         posteriors.roll_back(2)
         assert posteriors.unverified == []
         unseen_steps(posteriors, (3, 4))
-        assert posteriors.unverified == first
-        posteriors.observe(5, *group(0, [1, None]))
-        assert posteriors.unverified == []
-        unseen_steps(posteriors, (6, 7))
-    with Posteriors.resume(url, "demo", *DATA) as posteriors:
-        assert posteriors.unverified == []
-        unseen_steps(posteriors, [8])
-        assert posteriors.unverified == first
-        # another run does not begin with these counts
-        with Posteriors.create(url, "new", *DATA, warm_start="demo") as new:
-            assert new.unverified == [] and "unverified" not in new.run.load_shared()
-    with open_store(url) as store:
+        assert posteriors.unverified == NEVER_SCORED
+    with open_store(unseen) as store:
         assert check(store) == []
+
+
+def test_a_score_forgives_the_steps_without_one(unseen):
+    with Posteriors.resume(unseen, "demo", *DATA) as posteriors:
+        posteriors.observe(4, *group(0, [1, None]))
+        assert posteriors.unverified == []
+        unseen_steps(posteriors, (5, 6))
+    with Posteriors.resume(unseen, "demo", *DATA) as posteriors:
+        assert posteriors.unverified == []
+        unseen_steps(posteriors, [7])
+        assert posteriors.unverified == NEVER_SCORED
+    with open_store(unseen) as store:
+        assert check(store) == []
+
+
+def test_another_run_does_not_begin_with_the_counts_of_steps_without_a_score(unseen):
+    with Posteriors.create(unseen, "new", *DATA, warm_start="demo") as new:
+        assert new.unverified == []
+        assert "unverified" not in new.run.load_shared()
 
 
 @pytest.mark.parametrize("estimator", available())
@@ -470,7 +497,8 @@ def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, estima
 @pytest.mark.parametrize("memory", ["auto", "dbb", "gaussian"])
 def test_a_group_scored_alone_is_remembered_and_its_advantages_do_not_see_that(url, memory):
     """Point's advantages are those of the group's own mean and deviation, bit for bit, whatever the run remembers."""
-    random, point = np.random.default_rng(7), build("point")
+    random = np.random.default_rng(7)
+    point = build("point")
     with Posteriors.create(
         url, "grpo", *DATA, estimator="point", parameters={"memory": memory}
     ) as grpo:
@@ -509,7 +537,8 @@ def test_a_memory_of_verdicts_sees_scores_and_one_of_real_rewards_the_rewards(ne
 
 
 # Of each estimator: its parameters, the scores of a step that it refuses, and what to do then.
-DBB, REAL = {"memory": "dbb"}, 'parameters={"memory": "gaussian"} '
+DBB = {"memory": "dbb"}
+REAL = 'parameters={"memory": "gaussian"} '
 MEMORIES = [
     ("point", {}, [1, 1, 1, 1.2], f"memory 'auto' .*{REAL}.*--point.memory gaussian"),
     ("point", {}, [0, 0.9, 0.9, 0.9], f"memory 'auto' .*{REAL}.*--point.memory gaussian"),
@@ -581,7 +610,8 @@ def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source
 @pytest.mark.parametrize("target", ["auto", "point", "dbb"])
 def test_a_warm_start_that_would_see_part_of_a_run_is_refused(new_url, scores, target):
     """Of groups of 0 and 0.9 those of 0 alone would be replayed; a group of -1 and 1 would be all wrong."""
-    url, texts = new_url("sqlite"), StepExtras(responses=Responses(["a", "b", "c", "d"]))
+    url = new_url("sqlite")
+    texts = StepExtras(responses=Responses(["a", "b", "c", "d"]))
     with Posteriors.create(url, "old", *DATA, estimator="gaussian") as old:
         old.observe(1, *group(0, scores), extras=texts)
         old.observe(2, *group(1, [0, 0, 0, 0]), extras=texts)
@@ -667,7 +697,8 @@ def test_known_pass_rates_do_not_move_time(new_url, estimator):
     with Posteriors.create(
         new_url("sqlite"), "demo", *DATA, estimator=estimator, pass_rates=KNOWN
     ) as posteriors:
-        belief, state = posteriors.estimator, posteriors._state
+        belief = posteriors.estimator
+        state = posteriors._state
         assert all((state[field] == 0).all() for field in ("clock",) if field in state)
         scored = posteriors.observe(1, *DATA, [1, 1, 0])
         assert np.isfinite(scored.mean).all()
@@ -675,37 +706,50 @@ def test_known_pass_rates_do_not_move_time(new_url, estimator):
         assert "clock" not in belief.shared_fields or posteriors._state["clock"].tolist() == [1, 3]
 
 
+TEN = [f"{number} =" for number in range(10)], ["1"] * 10
+RATES = [[at, 9.0] for at in range(10)]  # the harder the lower the number
+SOURCES = ["low"] * 5 + ["high"] * 5
+
+
+def metrics_by_prompt(posteriors):
+    """The metrics of a first step that are of sources or of the hardest prompts."""
+    texts = [TEN[0][at] for at in (0, 0, 3, 3, 9, 9)]
+    metrics = posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
+    return {name: metrics[name] for name in metrics if name.startswith(("source/", "hardest/"))}
+
+
 def test_metrics_by_source_and_of_the_hardest(new_url):
-    data = [f"{number} =" for number in range(10)], ["1"] * 10
-    rates = [[at, 9.0] for at in range(10)]  # the harder the lower the number
     url = new_url("sqlite")
-    sources = ["low"] * 5 + ["high"] * 5
-    texts = [data[0][at] for at in (0, 0, 3, 3, 9, 9)]
-    Posteriors.create(url, "demo", *data, estimator="dbb", pass_rates=rates).close()
-    with Posteriors.resume(url, "demo", *data, sources=sources) as posteriors:
-        metrics = posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
-    with Posteriors.create(
-        url, "told", *data, estimator="dbb", pass_rates=rates, sources=sources
-    ) as posteriors:
-        assert posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics == metrics
-    by_source = {
-        name: value for name, value in metrics.items() if name.startswith(("source/", "hardest/"))
+    Posteriors.create(url, "demo", *TEN, estimator="dbb", pass_rates=RATES).close()
+    with Posteriors.resume(url, "demo", *TEN, sources=SOURCES) as posteriors:
+        resumed = metrics_by_prompt(posteriors)
+    assert resumed == {
+        "source/low/groups": 2,
+        "source/low/right": 0.25,
+        "source/low/mixed": 0.5,
+        "source/high/groups": 1,
+        "source/high/right": 1,
+        "source/high/mixed": 0,
+        "hardest/10": 0.5,
+        "hardest/25": 0.5,
+        "hardest/50": 0.25,
     }
-    assert by_source == {
-        "source/low/groups": 2, "source/low/right": 0.25, "source/low/mixed": 0.5, "source/high/groups": 1,
-        "source/high/right": 1, "source/high/mixed": 0, "hardest/10": 0.5, "hardest/25": 0.5, "hardest/50": 0.25,
-    }  # fmt: skip
-    # all alike: none is among the hardest half
-    with Posteriors.create(new_url("sqlite"), "even", *data, estimator="dbb") as unknown:
-        metrics = unknown.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
-    assert not [name for name in metrics if name.startswith(("source/", "hardest/"))]
+    more = {"pass_rates": RATES, "sources": SOURCES}
+    with Posteriors.create(url, "told", *TEN, estimator="dbb", **more) as posteriors:
+        assert metrics_by_prompt(posteriors) == resumed
+
+
+def test_where_all_prompts_are_alike_none_is_among_the_hardest_half(new_url):
+    with Posteriors.create(new_url("sqlite"), "even", *TEN, estimator="dbb") as unknown:
+        assert metrics_by_prompt(unknown) == {}
 
 
 def test_of_scores_of_minus_1_and_1_a_source_counts_groups_that_differ_as_mixed(new_url):
     url = new_url("sqlite")
     Posteriors.create(url, "real", *DATA, estimator="gaussian").close()
     with Posteriors.resume(url, "real", *DATA, sources=["all"] * 3) as posteriors:
-        texts, labels = PROMPTS[:2] * 2, LABELS[:2] * 2
+        texts = PROMPTS[:2] * 2
+        labels = LABELS[:2] * 2
         metrics = posteriors.observe(1, texts, labels, [-1, 1, 1, 1]).metrics
     assert (metrics["source/all/right"], metrics["source/all/mixed"]) == (0.5, 0.5)
 

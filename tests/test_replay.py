@@ -11,7 +11,10 @@ import pytest
 from openrlhf_dbb.core.host import Capability, Host
 from openrlhf_dbb.core.replay import Replay, TokenRollout
 
-A, B, C = 10, 0, 2**40  # prompts
+# prompts
+A = 10
+B = 0
+C = 2**40
 
 
 def rollout(prompt_id, reward, tokens=(1, 2, 3), actions=(0, 1), log_probs=(-0.5,)):

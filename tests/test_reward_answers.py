@@ -134,14 +134,16 @@ def test_values_in_other_spellings(label, equals, differs):
 
 def test_formulas_are_asked_one_by_one_and_an_answer_that_cannot_be_told_is_none():
     asked = []
-    label, answer = read(r"(\pi, 2, \sqrt{8})"), read(r"(\pi, 2, 2\sqrt{2})")
+    label = read(r"(\pi, 2, \sqrt{8})")
+    answer = read(r"(\pi, 2, 2\sqrt{2})")
     assert isinstance(label, Items) and isinstance(label.items[0], Formula)
     assert equal(label, answer, lambda *pair: asked.append(pair)) is None
     assert asked == [(r"\sqrt{8}", r"2\sqrt{2}")]
 
 
 def test_items_of_a_list_are_matched_one_to_one_in_any_order():
-    label, turned = read(r"\sqrt{2}, \sqrt{2}, \sqrt{3}"), read(r"\sqrt3, \sqrt2, \sqrt2")
+    label = read(r"\sqrt{2}, \sqrt{2}, \sqrt{3}")
+    turned = read(r"\sqrt3, \sqrt2, \sqrt2")
     wrong = read(r"\sqrt2, \sqrt3, \sqrt3")
     same_root = lambda *roots: len({re.sub(r"\D", "", root) for root in roots}) == 1  # noqa: E731
     assert equal(label, turned, same_root) is True
@@ -167,7 +169,8 @@ integers = st.integers(1, 10**5)
 def test_a_value_equals_itself_in_any_spelling_and_nothing_that_is_changed(
     digits, exponent, spelling, other
 ):
-    number, power = f"{digits}e{exponent}", f"10^{{{exponent}}}"
+    number = f"{digits}e{exponent}"
+    power = f"10^{{{exponent}}}"
     written = [
         number,
         rf"{digits} \times {power}",
@@ -191,7 +194,8 @@ def test_a_value_equals_itself_in_any_spelling_and_nothing_that_is_changed(
 @given(integers, integers, integers)
 def test_a_fraction_equals_itself_in_any_spelling(above, below, whole):
     value = Fraction(above, below)
-    label, mixed = str(value), str(whole + value)
+    label = str(value)
+    mixed = str(whole + value)
     spelled = [rf"\frac{{{above}}}{{{below}}}", f"{above}/{below}"]  # 10/2 is a calculation
     assert [same(label, text) for text in spelled] == [value.denominator > 1 or below == 1] * 2
     assert not same(label, f"-{label}") and not same(label, str(value + 1))

@@ -31,8 +31,10 @@ def reward(module):
     return score
 
 
-SUM, SUM_LABEL = "What is 7 + 4 - 6 =", "5"
-SIMPLIFY, SIMPLIFY_LABEL = r"Simplify $\sqrt{12}$.", r"2\sqrt{3}"
+SUM = "What is 7 + 4 - 6 ="
+SUM_LABEL = "5"
+SIMPLIFY = r"Simplify $\sqrt{12}$."
+SIMPLIFY_LABEL = r"2\sqrt{3}"
 LONG = "These 12 words follow. " * 400
 # Responses to the sum that a person would call wrong, and right.
 WRONG = (
@@ -383,7 +385,8 @@ def test_a_letter_is_committed_to_as_a_number_is(reward, response, right):
 
 
 def test_a_thought_that_the_prompt_opens_is_unfinished_until_it_is_closed(module):
-    opened, closed = SUM + "\n<think>\n", SUM + "\n<think>\n\n</think>\n\n"
+    opened = SUM + "\n<think>\n"
+    closed = SUM + "\n<think>\n\n</think>\n\n"
     rows = [
         (opened, r"so \boxed{5}", 0.0),
         (opened, r"4?</think>\boxed{5}", 1.0),
@@ -452,7 +455,8 @@ def test_eight_threads_get_their_own_verdicts(reward):
 
 
 def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(module, monkeypatch):
-    prose, torn = "There are $12$ ways for $n=3$.", r"t(0,4]"
+    prose = "There are $12$ ways for $n=3$."
+    torn = r"t(0,4]"
     labels = [
         "5",
         r"\frac{1}{2}",

@@ -14,19 +14,19 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.rewards import reward_server
 from openrlhf_dbb.rewards.reward_file import RewardError
 
-PROMPTS, LABELS = ["1+1=", "2+2="], ["2", "4"]
+PROMPTS = ["1+1=", "2+2="]
+LABELS = ["2", "4"]
 
 
 class Server:
     """A reward server that answers with one status, type and body; it keeps what it was asked."""
 
     def __init__(self):
-        self.status, self.kind, self.body = (
-            200,
-            "application/json",
-            lambda asked: {"rewards": [1.0]},
-        )
-        self.asked, self.wait_s = [], 0.0
+        self.status = 200
+        self.kind = "application/json"
+        self.body = lambda asked: {"rewards": [1.0]}
+        self.asked = []
+        self.wait_s = 0.0
         answers = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -51,7 +51,9 @@ class Server:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def says(self, body, status=200, kind="application/json"):
-        self.body, self.status, self.kind = lambda asked: body, status, kind
+        self.body = lambda asked: body
+        self.status = status
+        self.kind = kind
 
 
 @pytest.fixture
@@ -145,7 +147,8 @@ def test_a_server_that_is_down_or_hangs_is_refused(server, monkeypatch):
 def test_a_slow_server_is_tried_on_fewer_prompts(server, monkeypatch):
     server.wait_s = 0.1
     monkeypatch.setattr(reward_server, "TRIAL_S", 0.15)
-    prompts, labels = [str(number) for number in range(16)], ["0"] * 16
+    prompts = [str(number) for number in range(16)]
+    labels = ["0"] * 16
     [line, _] = reward_server.check(server.url, prompts, labels, estimators.build("dbb"))
     assert len(server.asked) < 48 and "gave" in line
 

@@ -20,11 +20,9 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.integrations import hosts
 from openrlhf_dbb.integrations.shared import Settings
 
-FORM, GROUP, STRATEGY = (
-    "--algo.advantage.estimator",
-    "--rollout.n_samples_per_prompt",
-    "--rollout.strategy",
-)
+FORM = "--algo.advantage.estimator"
+GROUP = "--rollout.n_samples_per_prompt"
+STRATEGY = "--rollout.strategy"
 TRAINERS = {"TRL": (hosts.TRL, hosts.TRL_NAMES), "verl": (hosts.VERL, hosts.VERL_NAMES)}
 
 

@@ -67,7 +67,8 @@ def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, save, dtype, t
         vocab_size=11, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, tie_word_embeddings=tied,
     )  # fmt: skip
-    original, saved = tmp_path / "original", tmp_path / "saved"
+    original = tmp_path / "original"
+    saved = tmp_path / "saved"
     LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(original)
     trained = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32)
     with torch.no_grad():

@@ -58,7 +58,8 @@ class Hosts:
     """Two hosts in namespaces. Each has a folder of its own, mounted as its home; ``shared`` is the same on both."""
 
     def __init__(self, folder):
-        self.folder, self.shared = folder, folder / "shared"
+        self.folder = folder
+        self.shared = folder / "shared"
         self.shared.mkdir()
         # The outermost process: it holds the namespaces in which both hosts are made.
         self._outer = self._hold(["unshare", "-Urnm"])

@@ -122,7 +122,8 @@ def test_groups_are_kept_whole_half_of_them_always_and_in_time_all():
 
 
 def test_only_stored_texts_are_decoded(create):
-    ours, asked = create(), []
+    ours = create()
+    asked = []
 
     def decode(row):
         asked.append(row)
@@ -143,7 +144,8 @@ def test_only_stored_texts_are_decoded(create):
 
 
 def test_what_was_read_is_stored_and_the_unreadable_are_counted(create):
-    ours, read = create(), ["7", None, "no answer: no tag", "nothing"]
+    ours = create()
+    read = ["7", None, "no answer: no tag", "nothing"]
     responses = Responses(["a", "b", "c", "d"], keep=None)
     scored, _ = observe(
         ours, 1, (0, True, [1, 0]), (1, True, [0, 1]), responses=responses, read=read
@@ -195,7 +197,8 @@ PROBES = Probes([KEYS[1], KEYS[2], KEYS[0], KEYS[3]], SCORES)
 
 def test_probes_are_stored_with_the_step_and_change_nothing_else(create):
     """Prompt 2 has no estimate and prompt 3 no score: they are left out."""
-    ours, without = create(discount=0.5), create(discount=0.5)
+    ours = create(discount=0.5)
+    without = create(discount=0.5)
     scored, _ = observe(ours, 1, *GROUPS, probes=PROBES)
     plain, _ = observe(without, 1, *GROUPS)
     assert scored.advantages.tolist() == plain.advantages.tolist()

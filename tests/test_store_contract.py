@@ -79,7 +79,8 @@ def test_texts_no_database_can_hold_are_replaced_but_keep_their_identity(store, 
 def test_other_state_fields_are_readable_in_sql_and_exact(store, ids, fill):
     run = fill.run(store, fields=("value", "alpha", "speed"))
     state = np.array([[5e-324, 2.0, 0.1 + 0.2], [-0.0, 5.0, 1.7976931348623157e308]])
-    ids, zeros = ids[:2], np.zeros(2)
+    ids = ids[:2]
+    zeros = np.zeros(2)
 
     def take(run, step, after):
         before = run.load(ids)
@@ -111,8 +112,10 @@ def test_other_state_fields_are_readable_in_sql_and_exact(store, ids, fill):
 
 
 def test_an_estimator_without_state_keeps_visits_and_history(store, ids, fill):
-    run, nothing = fill.run(store, fields=()), np.empty((3, 0))
-    mean, variance = np.array([0.25, 0.5, 1]), np.array([0.25, 1 / 3, 0])
+    run = fill.run(store, fields=())
+    nothing = np.empty((3, 0))
+    mean = np.array([0.25, 0.5, 1])
+    variance = np.array([0.25, 1 / 3, 0])
     for step in (1, 2):
         rows = StepRows(
             ids, np.full(3, 4), 4 * mean, mean, variance, nothing, nothing, run.load(ids).step
@@ -143,7 +146,9 @@ def _kept(ids):
 
 
 def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, run, ids, fill):
-    probes, kept, shared = fill.probes(ids[:2], [8, 4], [3, 2]), _kept(ids), {"a": np.array([2.0])}
+    probes = fill.probes(ids[:2], [8, 4], [3, 2])
+    kept = _kept(ids)
+    shared = {"a": np.array([2.0])}
     rows = fill.rows(
         run, ids, [4, 1, 0], probes=probes, kept=kept, shared=shared, policy_version=np.zeros(3)
     )
@@ -172,7 +177,8 @@ def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, run
 
 
 def test_a_step_without_prompts_is_a_step_and_a_gap_is_refused(store, run, ids, fill):
-    rows, before = fill.rows(run, ids[:0], []), fill.dump(store)
+    rows = fill.rows(run, ids[:0], [])
+    before = fill.dump(store)
     for step in (0, 2, -1):
         with pytest.raises(StoreError, match=rf"at step 0; the next step is 1, not {step}$"):
             run.record_step(step, rows)
@@ -267,22 +273,26 @@ def states(store, run, ids, fill):
     return tables
 
 
-def test_roll_back_restores_each_step_exactly_with_all_that_belongs_to_it(
-    store, run, ids, fill, states
-):
+def test_roll_back_restores_each_step_exactly(store, run, fill, states):
     assert run.roll_back(2) == 5  # 2 rows of step 3, 3 of step 4
     assert without_events(store, fill) == states[2]
-    assert run.record.last_step == 2
-    assert store.checkpoints(run.record) == [(1, "step1"), (2, "step2")]
     assert run.roll_back(2) == 0
     assert run.roll_back(1) == 2
     assert without_events(store, fill) == states[1]
-    np.testing.assert_array_equal(run.load(ids).state, [[4.5, 0.5], [1.5, 3.5], [NAN, NAN]])
-    assert run.load_shared()["clock"].tolist() == [1.0]
     assert run.roll_back(0) == 2
     assert without_events(store, fill) == states[0]
-    assert run.load_shared() == {}
     assert check(store) == []
+
+
+def test_roll_back_restores_all_that_belongs_to_a_step(store, run, ids, states):
+    run.roll_back(2)
+    assert run.record.last_step == 2
+    assert store.checkpoints(run.record) == [(1, "step1"), (2, "step2")]
+    run.roll_back(1)
+    np.testing.assert_array_equal(run.load(ids).state, [[4.5, 0.5], [1.5, 3.5], [NAN, NAN]])
+    assert run.load_shared()["clock"].tolist() == [1.0]
+    run.roll_back(0)
+    assert run.load_shared() == {}
 
 
 def test_a_roll_back_is_an_event_with_what_it_deleted(store, run, states):
@@ -338,7 +348,8 @@ def _lists(log):
 
 def test_the_log_is_ordered_by_step_then_prompt(store, run, ids, fill, monkeypatch):
     monkeypatch.setattr("openrlhf_dbb.storage.engine.CHUNK", 3)
-    other, (a, b, c) = fill.run(store, "other"), ids.tolist()
+    other = fill.run(store, "other")
+    a, b, c = ids.tolist()
     fill.step(run, 1, [b, a], [1, 4])  # b (1.5, 3.5); a (4.5, 0.5)
     fill.step(other, 1, [a], [0])
     # C (0.5, 4.5); a (4.25, 2.25)
@@ -367,7 +378,8 @@ def test_the_log_is_ordered_by_step_then_prompt(store, run, ids, fill, monkeypat
 def test_probes_come_with_the_estimate_of_their_step_and_are_no_training_rollouts(
     store, run, ids, fill
 ):
-    plain, (a, b, c) = fill.run(store, "plain"), ids.tolist()
+    plain = fill.run(store, "plain")
+    a, b, c = ids.tolist()
     # c is probed but not trained on: there is no estimate to compare with.
     probes = [
         fill.probes([b, a], [16, 8], [4, 7.5], [4, 7.25]),
@@ -424,7 +436,8 @@ def test_kept_rollouts_come_with_the_posterior_before_and_after(store, run, ids,
         "alpha",
         "mean",
     )
-    again, first = (2, 4.5, 0.9, 4.25, 4.25 / 6.5), (1, None, None, 0.5, 0.1)
+    again = (2, 4.5, 0.9, 4.25, 4.25 / 6.5)
+    first = (1, None, None, 0.5, 0.1)
     rows = kept_rollouts(store, run.record, 2, limit=3)
     assert [tuple(row[name] for name in names) for row in rows] == [
         ("answer 0", 1, 0.5, *again), ("answer 1", 0, -0.5, *again), ("answer 0", 0, -0.5, *first),
@@ -528,7 +541,9 @@ def test_the_run_wide_state_comes_along_and_a_roll_back_to_the_start_restores_th
     source = fill.run(store, "old")
     fill.step(source, 1, ids[:1], [4], shared={"prior": np.array([0.1 + 0.2, 2.0])})
     fill.step(source, 2, ids[:1], [4], shared={"prior": np.array([5e-324, 3.0])})
-    run, third, ids = fill.run(store, "new"), fill.run(store, "third"), ids[:2]
+    run = fill.run(store, "new")
+    third = fill.run(store, "third")
+    ids = ids[:2]
     run.warm_start(store, source.record, ids)
     third.warm_start(store, run.record, ids)  # of a source that never changed it
     assert prior(run) == prior(third) == [5e-324, 3.0]
@@ -544,13 +559,12 @@ def test_the_run_wide_state_comes_along_and_a_roll_back_to_the_start_restores_th
 
 
 def test_a_warm_start_that_does_not_fit_is_refused(store, ids, fill):
-    source, value = fill.run(store, "old"), fill.run(store, "value", fields=("value",))
+    source = fill.run(store, "old")
+    value = fill.run(store, "value", fields=("value",))
     fill.step(source, 1, ids, [4, 4, 4])
-    run, trained, newer = (
-        fill.run(store, "new"),
-        fill.run(store, "trained"),
-        fill.run(store, "b", estimator_version=2),
-    )
+    run = fill.run(store, "new")
+    trained = fill.run(store, "trained")
+    newer = fill.run(store, "b", estimator_version=2)
     run.warm_start(store, source.record, ids)
     fill.step(trained, 1, ids, [1, 1, 1])
     for target, begun_from, options, message in (

@@ -55,11 +55,10 @@ def test_the_view_holds_the_measures_of_each_benchmark(store, run, ids):
     assert other.benchmark == "g\u00e9om\u00e9trie"
     # Means over prompts with a verified response in each evaluation run, then over these.
     accuracy = ((3 / 4 + 1 / 2) / 2 + (1 + 0 + 2 / 4) / 3) / 2
-    best, majority = ((1 + 1) / 2 + (1 + 0 + 1) / 3) / 2, ((1 + 0.5) / 2 + (1 + 0 + 0.5) / 3) / 2
-    length, share = (
-        (132 / 12 + 84 / 12) / 2,
-        (6 / 12 + 0) / 2,
-    )  # of missing ones and of truncated ones
+    best = ((1 + 1) / 2 + (1 + 0 + 1) / 3) / 2
+    majority = ((1 + 0.5) / 2 + (1 + 0 + 0.5) / 3) / 2
+    length = (132 / 12 + 84 / 12) / 2
+    share = (6 / 12 + 0) / 2  # of missing ones and of truncated ones
     assert tuple(row)[1:9] == (run.record.run_id, 2, "training", "tiny", "algebra", 2, 3, 4)
     assert row[9:15] == pytest.approx((accuracy, best, majority, length, share, share), rel=1e-15)
     assert row.generated_total == 24
@@ -147,7 +146,8 @@ def test_only_what_was_measured_during_this_training_counts(store, fill, run, id
 def test_a_benchmark_without_a_verified_response_has_no_measures_and_its_step_is_left_out(
     store, fill, run, ids
 ):
-    none, nan = np.zeros((1, 3), dtype=int), np.full((1, 3), NAN)
+    none = np.zeros((1, 3), dtype=int)
+    nan = np.full((1, 3), NAN)
     unverified = dataclasses.replace(
         fill.evaluation(ids, [0, 0, 0], "logic"), verified=none, best=nan, majority=nan
     )

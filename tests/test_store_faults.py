@@ -38,7 +38,8 @@ def test_a_reader_sees_no_half_step(store, fill):
 
 def test_a_training_goes_on_after_postgresql_was_stopped_and_started(own_postgres, fill, caplog):
     with open_store(own_postgres.get_uri()) as store:
-        run, ids = fill.run(store), fill.prompts(store, 20)
+        run = fill.run(store)
+        ids = fill.prompts(store, 20)
         fill.train(run, ids, [1, 2])
         own_postgres.stop()
         later = threading.Timer(1, own_postgres.start)
@@ -55,7 +56,8 @@ def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(
     monkeypatch.setattr("openrlhf_dbb.storage.errors.RETRY_LIMIT_S", 0.5)
     url = own_postgres.get_uri()
     with open_store(url) as store:
-        run, ids = fill.run(store), fill.prompts(store, 20)
+        run = fill.run(store)
+        ids = fill.prompts(store, 20)
         fill.train(run, ids, [1, 2, 3])
         rows = fill.rows(run, ids, fill.successes(4, 20))
         own_postgres.stop()
@@ -82,7 +84,8 @@ def test_a_step_is_stored_once_though_the_connection_is_killed_before_any_of_its
     import psycopg
 
     store = open_new("postgresql")
-    run, ids = fill.run(store), fill.prompts(store, 3)
+    run = fill.run(store)
+    ids = fill.prompts(store, 3)
     countdown = [0]
 
     def statement(*_):
@@ -127,7 +130,8 @@ def test_a_lost_sqlite_file_ends_the_run_in_one_line(tmp_path, fill, loss):
     with open_store(f"{path.parent}/other.db") as other:
         fill.train(fill.run(other), fill.prompts(other, 50), range(1, 10))
     with open_store(str(path)) as store, open_store(str(path)) as reader:
-        run, ids = fill.run(store), fill.prompts(store, 20)
+        run = fill.run(store)
+        ids = fill.prompts(store, 20)
         for steps, copy in (([1, 2], "older.db"), ([3, 4], "newer.db")):
             fill.train(run, ids, steps)
             with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -173,7 +177,8 @@ def test_a_sqlite_file_damaged_in_place_is_not_taken_for_a_finished_run(
     path = tmp_path / "a.db"
     target = tmp_path / f"a.db{end}"
     with open_store(str(path)) as store:
-        run, ids = fill.run(store), fill.prompts(store, 60)
+        run = fill.run(store)
+        ids = fill.prompts(store, 60)
         fill.train(run, ids, range(1, 10))
         if not end:  # else the WAL, which holds every page so far, would repair the file
             with contextlib.closing(sqlite3.connect(path)) as other:
@@ -229,7 +234,8 @@ def test_a_damaged_sqlite_file_is_not_resumed(tmp_path, fill, size):
 
 def test_a_touched_wal_is_no_damage(tmp_path, fill):
     with open_store(f"{tmp_path}/a.db") as store:
-        run, ids = fill.run(store), fill.prompts(store, 20)
+        run = fill.run(store)
+        ids = fill.prompts(store, 20)
         for step in range(1, 5):
             fill.train(run, ids, [step])
             os.utime(tmp_path / "a.db-wal")
@@ -255,7 +261,8 @@ def test_a_training_waits_for_another_writer_of_its_sqlite_file(
 ):
     monkeypatch.setattr("openrlhf_dbb.storage.engine.BUSY_TIMEOUT_S", 0.05)
     store = open_new("sqlite")
-    run, ids = fill.run(store), fill.prompts(store, 3)
+    run = fill.run(store)
+    ids = fill.prompts(store, 3)
     fill.train(run, ids, [1])
     other = sqlite3.connect(store.location, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")

@@ -27,7 +27,8 @@ def rows_of_step(run, ids, fill):
 def prepare_training(url, fill):
     """A run "old" of three steps, a checkpoint at the first, owned by nobody; an empty run "new"."""
     with open_store(url) as store:
-        run, ids = fill.run(store, "old"), fill.prompts(store, 3)
+        run = fill.run(store, "old")
+        ids = fill.prompts(store, 3)
         fill.step(run, 1, ids[:2], [4, 1], shared={"clock": np.zeros(1)})
         run.record_checkpoint(1, "one")
         fill.step(run, 2, ids, [1, 2, 3])
@@ -53,7 +54,8 @@ def resume(store, fill, at_ready):
 
 
 def warm_start(store, fill, at_ready):
-    run, ids = store.claim_run(2), fill.prompts(store, 3)
+    run = store.claim_run(2)
+    ids = fill.prompts(store, 3)
     at_ready()
     run.warm_start(store, store.find_run("old"), ids, weight=0.5)
 
@@ -65,7 +67,8 @@ def mark_checkpoint(store, fill, at_ready):
 
 
 def evaluate(store, fill, at_ready):
-    run, ids = store.claim_run(1), fill.prompts(store, 3)
+    run = store.claim_run(1)
+    ids = fill.prompts(store, 3)
     rows = [fill.evaluation(ids, [[4, 1, 0], [3, 1, 0]]), fill.evaluation(ids[:1], [4], "one")]
     at_ready()
     run.record_evaluation(3, "training", rows, model="tiny", config={}, generated_total=12)
@@ -141,7 +144,9 @@ def killed_child(url, action, fill, boundary):
 def test_a_kill_at_any_boundary_leaves_the_old_or_the_new_state(
     new_url, fill, action, changes, kind, least
 ):
-    seen, resumed, killed = [], [], True
+    seen = []
+    resumed = []
+    killed = True
 
     def look(url):
         with open_store(url) as store:

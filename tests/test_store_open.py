@@ -31,7 +31,8 @@ def test_a_new_sqlite_file_is_opened_when_its_writer_is_done(new_url):
     "statement", ["CREATE TABLE runs (x INTEGER)", "CREATE VIEW prompts AS SELECT 1 AS x"]
 )
 def test_a_table_of_another_program_is_refused_and_left_alone(kind, new_url, statement):
-    name, url = statement.split()[2], new_url(kind)
+    name = statement.split()[2]
+    url = new_url(kind)
     engine = Database(parse_url(url)).engine
     with engine.begin() as connection:
         connection.exec_driver_sql(statement)

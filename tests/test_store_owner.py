@@ -13,7 +13,8 @@ from sqlalchemy import text
 
 from openrlhf_dbb.storage import StoreError, open_store
 
-PROMPTS, SAVE_EVERY = 20, 5
+PROMPTS = 20
+SAVE_EVERY = 5
 
 
 def test_a_second_claim_fences_the_first_owner(url, fill):
@@ -178,7 +179,8 @@ def in_processes(count, work):
 
 
 def test_eight_processes_may_open_a_new_store_at_once(kind, new_url):
-    url, together = new_url(kind), FORKED.Barrier(8)
+    url = new_url(kind)
+    together = FORKED.Barrier(8)
 
     def work(number):
         together.wait()
@@ -204,8 +206,10 @@ def test_a_store_belongs_to_its_process(store):
 def train(url, number, steps, fill):
     """Write steps and checkpoints as a training does; once a new owner returns to the last checkpoint."""
     with open_store(url) as store:
-        run, ids = fill.run(store, f"run {number}"), np.sort(fill.prompts(store, PROMPTS))
-        step, killed_at = 0, steps // 2 + number % SAVE_EVERY
+        run = fill.run(store, f"run {number}")
+        ids = np.sort(fill.prompts(store, PROMPTS))
+        step = 0
+        killed_at = steps // 2 + number % SAVE_EVERY
         while step < steps:
             step += 1
             fill.train(run, ids, [step])
@@ -242,7 +246,8 @@ def test_processes_that_train_at_once_lose_and_double_nothing(
 def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fill):
     with open_store(url) as store:
         fill.run(store).release()
-    together, said = FORKED.Barrier(4), FORKED.Queue()
+    together = FORKED.Barrier(4)
+    said = FORKED.Queue()
 
     def claim():
         with open_store(url) as store:
@@ -281,7 +286,8 @@ def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fi
 
 def test_a_training_that_is_taken_over_stops_at_its_next_step(url, fill):
     with open_store(url) as store:
-        run, ids = fill.run(store), fill.prompts(store, 3)
+        run = fill.run(store)
+        ids = fill.prompts(store, 3)
         fill.step(run, 1, ids, [1, 2, 3])
     together = FORKED.Barrier(4)
 

@@ -14,7 +14,8 @@ from openrlhf_dbb.storage import StoreError, open_store, read_log
 
 def test_no_connection_keeps_a_prepared_statement(open_new, fill):
     store = open_new("postgresql")
-    run, ids = fill.run(store), fill.prompts(store, 5)
+    run = fill.run(store)
+    ids = fill.prompts(store, 5)
     for step in range(1, 20):  # psycopg prepares what it has run five times, unless told otherwise
         fill.train(run, ids, [step])
         store.runs()

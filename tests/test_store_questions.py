@@ -13,26 +13,30 @@ from openrlhf_dbb.inspect.prompts import interval, similar_rates
 
 def ran(capsys, *command):
     """The exit code, and what is printed."""
-    code, printed = main([str(word) for word in command]), capsys.readouterr()
+    code = main([str(word) for word in command])
+    printed = capsys.readouterr()
     return code, printed.err if code else printed.out
 
 
-def trained(url, groups, **options):
+def trained(url, groups, *, form="group_norm", **options):
     """A run with a step for each dict of rewards by prompt; the label of prompt p is P."""
-    prompts = sorted({prompt for step in groups for prompt in step})
+    prompts = sorted(set().union(*groups))
     labels_P = [text.upper() for text in prompts]
     estimator = options.get("estimator", "dbb")
     with Posteriors.create(url, "run", prompts, labels_P, estimator=estimator) as posteriors:
         for step, rewards in enumerate(groups, 1):
-            rows = [(prompt, reward) for prompt, of in rewards.items() for reward in of]
-            texts = [f"{prompt} {reward}" for prompt, reward in rows]
-            names, values = zip(*rows, strict=True)
-            responses, read = (
-                Responses(texts, keep=options.get("keep")),
-                [f"read {reward}" for reward in values],
+            names = []
+            values = []
+            for prompt, of_prompt in rewards.items():
+                names += [prompt] * len(of_prompt)
+                values += of_prompt
+            texts = list(map("{} {}".format, names, values))
+            extras = StepExtras(
+                responses=Responses(texts, keep=options.get("keep")),
+                weights=options.get("weights"),
+                read=list(map("read {}".format, values)),
             )
-            extras = StepExtras(responses=responses, weights=options.get("weights"), read=read)
-            labels, form = [name.upper() for name in names], options.get("form", "group_norm")
+            labels = [name.upper() for name in names]
             posteriors.observe(step, names, labels, values, extras=extras, form=form)
         posteriors.finish()
         return {prompt: posteriors.prompt_ids[prompt, prompt.upper()] for prompt in prompts}
@@ -41,38 +45,45 @@ def trained(url, groups, **options):
 # ---- explain
 
 
-def test_the_printed_arithmetic_is_the_stored_advantage(url, capsys):
+@pytest.fixture
+def explained(url, capsys):
+    """What is printed and what is told in JSON about a prompt's second group, one of whose rollouts is missing."""
+    rewards = {"p": [1, 0, None, 0], "q": [1, 1, 1, 1]}
     weights = np.repeat([2.0, 0.5], 4)
-    ids = trained(
-        url, [{"p": [1, 0, None, 0], "q": [1, 1, 1, 1]}] * 2, weights=weights, form="batch_centered"
-    )
+    ids = trained(url, [rewards] * 2, weights=weights, form="batch_centered")
     code, out = ran(capsys, "explain", "run", 2, ids["p"], "--store.url", url)
-    assert code == 0 and [line[-6:] for line in out.splitlines()[-5:-2]] == [
-        "  read",
-        "read 1",
-        "read 0",
-    ]
+    assert code == 0
+    _, told = ran(capsys, "explain", "run", 2, "p", "--store.url", url, "--json")
+    kept = [row for row in json.loads(told)["rollouts"] if row["baseline"] is not None]
+    return out, kept
+
+
+def test_an_explanation_has_the_form_the_posterior_and_what_was_read(explained):
+    out, _ = explained
+    lines = out.splitlines()
+    assert [line[-6:] for line in lines[-5:-2]] == ["  read", "read 1", "read 0"]
+    assert any(line.startswith("form:         batch_centered: ") for line in lines)
     # alpha, beta = 0.5 + 1, 0.5 + 2; then 0.75 + 1, 1.25 + 2
-    for line in ("form:         batch_centered: X - p, minus its mean over the step",
-                 "known before: alpha 1.5, beta 2.5, since step 1", "rewards seen: 3, sum 1",
-                 "known after:  alpha 1.75, beta 3.25", "mean p:       0.35"):  # fmt: skip
-        assert line in out.splitlines()
+    for line in (
+        "known before: alpha 1.5, beta 2.5, since step 1",
+        "rewards seen: 3, sum 1",
+        "known after:  alpha 1.75, beta 3.25",
+        "mean p:       0.35",
+    ):
+        assert line in lines
+
+
+def test_the_printed_arithmetic_is_the_stored_advantage(explained):
+    out, kept = explained
     printed = re.findall(r"(\S+) \* \((\S+) - (\S+)\) / (\S+) = (\S+)", out)
-    stored = json.loads(ran(capsys, "explain", "run", 2, "p", "--store.url", url, "--json")[1])[
-        "rollouts"
-    ]
-    kept = [row for row in stored if row["baseline"] is not None]
-    assert len(printed) == len(kept) == 3 and out.count("could not be verified") == 1
-    for (weight, reward, baseline, scale, advantage), row in zip(printed, kept, strict=True):
-        again = float(weight) * (float(reward) - float(baseline)) / float(scale)
-        assert (
-            again
-            == pytest.approx(row["advantage"], abs=2e-5)
-            == pytest.approx(float(advantage), abs=2e-5)
-        )
-        assert row["weight"] * (row["reward"] - row["baseline"]) / row["scale"] == pytest.approx(
-            row["advantage"]
-        )
+    assert len(printed) == len(kept) == 3
+    assert out.count("could not be verified") == 1
+    for numbers, row in zip(printed, kept, strict=True):
+        weight, reward, baseline, scale, advantage = map(float, numbers)
+        assert weight * (reward - baseline) / scale == pytest.approx(row["advantage"], abs=2e-5)
+        assert advantage == pytest.approx(row["advantage"], abs=2e-5)
+        again = row["weight"] * (row["reward"] - row["baseline"]) / row["scale"]
+        assert again == pytest.approx(row["advantage"])
 
 
 def test_what_explain_cannot_show_it_says(url, capsys):
@@ -94,23 +105,25 @@ def test_what_explain_cannot_show_it_says(url, capsys):
 # ---- prompts
 
 
-def test_prompts_of_every_class_with_counts_intervals_and_a_list_to_leave_out(
-    url, capsys, tmp_path
-):
+@pytest.fixture
+def of_every_class(url):
+    """The address of a run with a prompt of each class, beside 20 that are neither."""
     alike = {f"{number} + {number}": [1, 0, 1, 1, 0, 1, 1, 1] for number in range(20)}
-    steps = [alike | {"wrong + label": [0] * 8, "easy + 1": [1] * 8, "lost + 2": [1] * 8, "flip + 3": [1] * 8},
-             alike | {"wrong + label": [0] * 8, "easy + 1": [1] * 8, "lost + 2": [1] * 8, "flip + 3": [0] * 8},
-             alike | {"wrong + label": [0] * 8, "lost + 2": [0] * 8, "flip + 3": [1] * 8}]  # fmt: skip
-    trained(url, steps)
-    file = tmp_path / "out.jsonl"
-    code, out = ran(capsys, "prompts", "run", "--leave_out", file, "--store.url", url)
-    assert code == 0
-    counts = [line.split(":")[1].strip() for line in out.splitlines()[1:6]]
-    assert counts == ["1", "1", "1", "1", "0"] and re.search(r"^never$", out, re.MULTILINE)
-    told = json.loads(ran(capsys, "prompts", "--json", "--store.url", url)[1])["prompts"]
-    found = {row["prompt"]: row for row in told}
-    whys = {name: row["why"] for name, row in found.items()}
-    assert whys == {
+    right = [1] * 8
+    wrong = [0] * 8
+    steps = [
+        {"wrong + label": wrong, "easy + 1": right, "lost + 2": right, "flip + 3": right},
+        {"wrong + label": wrong, "easy + 1": right, "lost + 2": right, "flip + 3": wrong},
+        {"wrong + label": wrong, "lost + 2": wrong, "flip + 3": right},
+    ]
+    trained(url, [alike | step for step in steps])
+    return url
+
+
+def test_prompts_of_every_class_have_counts_and_intervals(of_every_class, capsys):
+    _, out = ran(capsys, "prompts", "--json", "--store.url", of_every_class)
+    found = {row["prompt"]: row for row in json.loads(out)["prompts"]}
+    assert {name: row["why"] for name, row in found.items()} == {
         "wrong + label": "never",
         "easy + 1": "always",
         "flip + 3": "flipping",
@@ -119,11 +132,20 @@ def test_prompts_of_every_class_with_counts_intervals_and_a_list_to_leave_out(
     # of 24 and 16 rollouts: 1 - 0.025^(1/24), 0.025^(1/16)
     assert found["wrong + label"]["high"] == pytest.approx(1 - 0.025 ** (1 / 24))
     assert found["easy + 1"]["low"] == pytest.approx(0.025 ** (1 / 16))
-    assert (
-        found["flip + 3"]["flips"],
-        found["lost + 2"]["last"],
-        found["lost + 2"]["rollouts"],
-    ) == (2, 0, 24)
+    assert found["flip + 3"]["flips"] == 2
+    lost = found["lost + 2"]
+    assert (lost["last"], lost["rollouts"]) == (0, 24)
+
+
+def test_prompts_that_teach_nothing_are_counted_and_listed_to_leave_them_out(
+    of_every_class, capsys, tmp_path
+):
+    file = tmp_path / "out.jsonl"
+    code, out = ran(capsys, "prompts", "run", "--leave_out", file, "--store.url", of_every_class)
+    assert code == 0
+    counts = [line.split(":")[1].strip() for line in out.splitlines()[1:6]]
+    assert counts == ["1", "1", "1", "1", "0"]
+    assert re.search(r"^never$", out, re.MULTILINE)
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
         {"prompt": "wrong + label", "label": "WRONG + LABEL", "why": "never"},
         {"prompt": "easy + 1", "label": "EASY + 1", "why": "always"},
@@ -140,7 +162,8 @@ def test_the_interval_and_the_similar_prompts_by_hand():
     # none or all of 2: 1 - sqrt(0.025), sqrt(0.025); 2 of 4 is symmetric
     assert [low[0], high[0], low[1], high[1]] == pytest.approx([0, 1 - 0.025**0.5, 0.025**0.5, 1])
     assert low[2] + high[2] == pytest.approx(1)
-    texts, rate = ["aaaa", "aaab"] * 20 + ["zzzz 9 !"], np.array([0.2, 0.6] * 20 + [0.0])
+    texts = ["aaaa", "aaab"] * 20 + ["zzzz 9 !"]
+    rate = np.array([0.2, 0.6] * 20 + [0.0])
     similar = similar_rates(texts, rate, np.arange(41) == 0)
     assert similar[0] == pytest.approx((19 * 0.2 + 0.6) / 20) and np.isnan(similar[1:]).all()
 

@@ -12,7 +12,8 @@ DOCUMENT = ROOT / "docs/api/storage.md"
 FILES = sorted((ROOT / "examples/sql").glob("*.sql"))
 
 # Posterior means of the latest run; see _fill.
-P0_1, P0_2 = 3.125 / 7.25, 5.5625 / 7.625
+P0_1 = 3.125 / 7.25
+P0_2 = 5.5625 / 7.625
 P3_2 = 4.25 / 6.5
 
 

@@ -72,7 +72,8 @@ def test_its_parameters_are_flags_with_help_and_a_range_that_a_continued_run_mus
 
 @every_strategy
 def test_the_command_line_chooses_it(name):
-    settings, facts = parse(name), RunFacts(groups=64, rollouts=8, seed=42)
+    settings = parse(name)
+    facts = RunFacts(groups=64, rollouts=8, seed=42)
     checks.check(settings)
     assert (chosen.facts(settings.args), settings.strategy) == (facts, strategies.get(name)())
     text = settings.strategy.describe()

@@ -58,7 +58,8 @@ def test_a_prompt_is_generated_for_with_p_to_the_power_of_its_streak(groups, pro
 
 
 def test_a_checkpoint_of_an_older_release_counts_visits_without_a_score_anew():
-    before, after = greso(), greso()
+    before = greso()
+    after = greso()
     show(before, "h???")
     state = before.state()
     after.load(state)

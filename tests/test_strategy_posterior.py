@@ -69,7 +69,9 @@ def test_a_prompt_without_any_score_is_drawn_at_the_floor(evenly):
 
 def test_a_systematic_draw_has_its_size_no_prompt_twice_and_each_with_its_probability():
     pi = inclusion(np.array([0.0, 1, 2, 3, 4, 20, 30]), 3, 0.25)
-    random, counts, draws = np.random.default_rng(1), np.zeros(7), 4000
+    random = np.random.default_rng(1)
+    counts = np.zeros(7)
+    draws = 4000
     first = np.zeros(7)
     for _ in range(draws):
         drawn = systematic(pi, random)
@@ -112,35 +114,49 @@ def outcomes(sampler, mixed, batches):
     return batch
 
 
-def test_draws_are_even_while_the_posteriors_draws_would_have_too_few_mixed_groups():
-    sampler = PosteriorSampling(floor=0.25).sampler(FACTS)
-    outcomes(sampler, {10}, 2)
-    # Weights 1/2 and 3/2: (1/2 + 3/2)^2 / (2 (1/4 + 9/4)) = 4/5. One of four prompts is mixed, half of the drawn.
-    logged = {name.partition("/")[2]: value for name, value in sampler.metrics().items()}
-    assert logged == pytest.approx({"even": 0, "effective": 0.8, "mixed": 0.5, "mixed_even": 0.25})
-    sampler.end_pass()  # 2 mixed groups, 2 * 1/2 with even draws
-    assert sampler.note == ""
-    outcomes(sampler, {20, 30, 40}, 1)  # half of the drawn, 3/2 * 1/2 with even draws
+def resumed_from(sampler):
     resumed = PosteriorSampling(floor=0.25).sampler(FACTS)
     resumed.load(pickle.loads(pickle.dumps(sampler.state())))
+    return resumed
+
+
+@pytest.fixture
+def drawn_once():
+    """A sampler after the draws of a first pass, one of whose four prompts was mixed: half of the drawn groups."""
+    sampler = PosteriorSampling(floor=0.25).sampler(FACTS)
+    outcomes(sampler, {10}, 2)
+    return sampler
+
+
+def test_a_pass_is_logged_with_what_even_draws_would_have_given(drawn_once):
+    # Weights 1/2 and 3/2: (1/2 + 3/2)^2 / (2 (1/4 + 9/4)) = 4/5. One of four prompts is mixed, half of the drawn.
+    logged = {name.partition("/")[2]: value for name, value in drawn_once.metrics().items()}
+    assert logged == pytest.approx({"even": 0, "effective": 0.8, "mixed": 0.5, "mixed_even": 0.25})
+    drawn_once.end_pass()  # 2 mixed groups, 2 * 1/2 with even draws
+    assert drawn_once.note == ""
+
+
+def test_draws_are_even_while_the_posteriors_draws_would_have_too_few_mixed_groups(drawn_once):
+    drawn_once.end_pass()
+    outcomes(drawn_once, {20, 30, 40}, 1)  # half of the drawn, 3/2 * 1/2 with even draws
+    resumed = resumed_from(drawn_once)
     resumed.end_pass()
     assert "drawn evenly after pass 2" in resumed.note
     assert "0.67 times" in resumed.note
-    assert [(drawn.inclusion, drawn.weight) for drawn in outcomes(resumed, set(), 1)] == [
-        (0.5, 1)
-    ] * 2
+    for drawn in outcomes(resumed, set(), 1):
+        assert (drawn.inclusion, drawn.weight) == (0.5, 1)
     resumed.end_pass()  # no mixed group tells nothing
     outcomes(resumed, {10}, 8)
     resumed.end_pass()  # each of these groups would have come twice as often
     assert "drawn by the posterior after pass 4" in resumed.note
     assert "2.00 times" in resumed.note
-    assert sorted(drawn.inclusion for drawn in outcomes(resumed, set(), 1)) == pytest.approx(
-        [1 / 3, 1]
-    )
+    inclusions = sorted(drawn.inclusion for drawn in outcomes(resumed, set(), 1))
+    assert inclusions == pytest.approx([1 / 3, 1])
 
 
 def test_the_memory_of_another_models_run_directs_the_draws(store):
-    prompts, labels = ["hard", "half", "easy"], ["1", "2", "3"]
+    prompts = ["hard", "half", "easy"]
+    labels = ["1", "2", "3"]
     memory = {"estimator": "point", "parameters": {"memory": "dbb"}}
     with Posteriors.create(
         store, "large", prompts, labels, model="org/large-7B", **memory

@@ -31,7 +31,8 @@ def recomputed(body):
 @pytest.mark.parametrize("split", SPLITS)
 def test_answers_are_right_integers_without_leading_zero_and_never_the_question(split):
     for row in generate(split, 3000, seed=0):
-        question, label = row["input"].removesuffix("="), row["label"]
+        question = row["input"].removesuffix("=")
+        label = row["label"]
         assert label == recomputed(question) == canonical(read(label)) == str(int(label))
         assert 2 <= len(label) <= 7
         # Else a copy of "9-4" would be right
@@ -79,7 +80,9 @@ def test_model_has_the_promised_size_and_its_weights_follow_the_seed():
     import torch
 
     before = torch.get_rng_state()
-    first, same, other = build_model(0), build_model(0), build_model(1)
+    first = build_model(0)
+    same = build_model(0)
+    other = build_model(1)
     # Embedding 16 x 64; per layer attention 4 x 64 x 128, feed-forward 3 x 64 x 128, norms 2 x 64 + 2 x 32;
     # last norm 64.
     assert (
@@ -99,26 +102,35 @@ def test_folder_that_is_not_ours_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_prompts(
-    tmp_path, monkeypatch
-):
+@pytest.fixture
+def made_once(tmp_path, monkeypatch):
+    """A folder of files of a small recipe, made beside what a killed process has left."""
     monkeypatch.setattr("openrlhf_dbb.tiny.WARMUP_ROWS", 60)
     (tmp_path / ".assets.building").mkdir()
     (tmp_path / ".assets.building/half").write_text("of a process that was killed")
-    recipe = Recipe(train_prompts=8, heldout_prompts=5, warmup_steps=1)
-    files = prepare(tmp_path / "assets", 7, recipe)
-    stamp = json.loads((tmp_path / "assets" / "tiny.json").read_text())
+    return tmp_path / "assets", prepare(tmp_path / "assets", 7, SMALL_RECIPE)
+
+
+SMALL_RECIPE = Recipe(train_prompts=8, heldout_prompts=5, warmup_steps=1)
+
+
+def test_a_recipe_sets_the_numbers_of_its_files(made_once):
+    folder, files = made_once
+    stamp = json.loads((folder / "tiny.json").read_text())
     assert (stamp["seed"], stamp["recipe"]["heldout_prompts"]) == (7, 5)
-    first = contents(tmp_path / "assets")
-    assert {path.name for path in tmp_path.iterdir()} == {"assets", ".assets.lock"}
-    assert prepare(tmp_path / "assets", 7, recipe) == files
-    assert contents(tmp_path / "assets") == first
-    train, heldout = (list(map(json.loads, file.open())) for file in (files.train, files.heldout))
-    assert train == generate("train", 8, 7)
-    assert heldout == generate("heldout", 5, 7)
-    assert prepare(tmp_path / "assets", 7, Recipe(8, 5, warmup_steps=2)) == files
-    second = contents(tmp_path / "assets")
-    assert {path.name for path in first if first[path] != second[path]} == {
-        "model.safetensors",
-        "tiny.json",
-    }
+    assert {path.name for path in folder.parent.iterdir()} == {"assets", ".assets.lock"}
+    assert list(map(json.loads, files.train.open())) == generate("train", 8, 7)
+    assert list(map(json.loads, files.heldout.open())) == generate("heldout", 5, 7)
+
+
+def test_the_same_recipe_changes_nothing_and_another_one_replaces_the_files_but_not_the_prompts(
+    made_once,
+):
+    folder, files = made_once
+    first = contents(folder)
+    assert prepare(folder, 7, SMALL_RECIPE) == files
+    assert contents(folder) == first
+    assert prepare(folder, 7, Recipe(8, 5, warmup_steps=2)) == files
+    second = contents(folder)
+    changed = {path.name for path in first if first[path] != second[path]}
+    assert changed == {"model.safetensors", "tiny.json"}

@@ -228,7 +228,8 @@ def test_adapters_are_trained_merged_for_vllm_and_saved_as_a_plain_model(lane, t
 
 def test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(lane, tmp_path):
     """16 more rollouts of a quarter of the 32 prompts. Run-wide numbers are logged as they are stored."""
-    folder, probes = tmp_path, ["--probe.fraction", "0.25", "--probe.samples", "16"]
+    folder = tmp_path
+    probes = ["--probe.fraction", "0.25", "--probe.samples", "16"]
     result = lane.train(folder, "--estimator", "auto", "--run_name", "probed", *SMALL, *probes)
     assert result.error is None, result.output[-4000:]
     visits = rows(folder, "SELECT step, prompt_id FROM posterior_history")

@@ -80,12 +80,11 @@ def groups(padded_left):
     ]
     rows.append((torch.tensor([7, 8, 9]), 2))
     tokens, attention = torch.zeros(2, 6, 9, dtype=torch.long)
-    actions, seeded = torch.zeros(6, 8, dtype=torch.long), torch.Generator().manual_seed(1)
+    actions = torch.zeros(6, 8, dtype=torch.long)
+    seeded = torch.Generator().manual_seed(1)
     for row, (prompt, answer) in enumerate(rows):
-        start, end = (
-            padded_left * (5 - len(prompt)),
-            padded_left * (5 - len(prompt)) + len(prompt) + answer,
-        )
+        start = padded_left * (5 - len(prompt))
+        end = padded_left * (5 - len(prompt)) + len(prompt) + answer
         tokens[row, start:end] = torch.cat(
             [prompt, torch.randint(0, 14, (answer,), generator=seeded)]
         )
@@ -115,7 +114,8 @@ def test_a_prompt_and_equal_rows_are_computed_once(
     for module in (micro_batches, training_pass):
         monkeypatch.setattr(module, "ROUND", 4 if in_one else 1)
     tokens, actions, there = groups(padded_left)
-    found, computed = [], []
+    found = []
+    computed = []
     for wrapper in (Actor, ResponseActor):
         torch.manual_seed(0)
         actor = wrapper(
@@ -160,8 +160,14 @@ def test_prompts_are_shared_where_this_is_less_work(prompt, shape):
 
 
 def test_only_a_model_that_takes_the_mask_shares_prompts():
-    small = {"num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
-    small |= {"num_attention_heads": 1, "num_key_value_heads": 1}
+    small = {
+        "num_hidden_layers": 2,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "vocab_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+    }
     window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
     for config, expected in (
         (Qwen2Config(**small), 2**31),
@@ -232,10 +238,8 @@ def test_token_sums_over_rows_and_a_constant_length():
 
 def test_log_probs_before_the_update_are_compared_with_vllms_where_they_were_computed():
     loss = StepLoss(PolicyLoss())
-    ours, theirs = (
-        torch.tensor([[-1.0, -2.0, -9.0], [0.0] * 3]),
-        torch.tensor([[-1.5, -2.25, -1.0], [-3.0] * 3]),
-    )
+    ours = torch.tensor([[-1.0, -2.0, -9.0], [0.0] * 3])
+    theirs = torch.tensor([[-1.5, -2.25, -1.0], [-3.0] * 3])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])  # of the second row no log-prob was computed
     for old, rollout in ((None, theirs), (2 * ours, theirs), (None, None)):
         loss(
@@ -327,7 +331,8 @@ class Seen:
     """Notes the attention masks that a model is given, and the rows of its head."""
 
     def __init__(self, model):
-        self.masks, self.rows_of_head = [], []
+        self.masks = []
+        self.rows_of_head = []
         model.register_forward_pre_hook(self.model, with_kwargs=True)
         model.get_output_embeddings().register_forward_hook(self.head)
 

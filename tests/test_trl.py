@@ -30,7 +30,8 @@ from openrlhf_dbb.tiny import build_model, build_tokenizer
 
 without_vllm.undo()
 
-PROMPTS, ROLLOUTS = 6, 4
+PROMPTS = 6
+ROLLOUTS = 4
 TWO_OF_TWO = {
     "num_iterations": 2,
     "per_device_train_batch_size": 2 * ROLLOUTS,
@@ -65,7 +66,8 @@ class Reward:
     __name__ = "correct"
 
     def __init__(self, missing=True):
-        self.calls, self.missing = [], missing
+        self.calls = []
+        self.missing = missing
 
     def __call__(self, prompts, completions, **columns):
         rewards = [
@@ -186,14 +188,17 @@ def test_a_run_is_what_ones_own_loop_makes_of_its_rewards(
     model, tmp_path, watched, ours, changed, form
 ):
     """Five steps of four prompts; three are a pass."""
-    reward, data, other = Reward(missing=not ours and not changed), prompts(12), tmp_path / "other"
+    reward = Reward(missing=not ours and not changed)
+    data = prompts(12)
+    other = tmp_path / "other"
     other.mkdir()
     made = trainer(
         model, tmp_path, reward, data=data, held_out=prompts(2), ours=ours | {"label_column": "answer"},
         max_steps=10 if changed is TWO_OF_TWO else 5, **changed,
     )  # fmt: skip
     made.train()
-    keys, rollouts = list(zip(data["prompt"], data["answer"], strict=True)), made.num_generations
+    keys = list(zip(data["prompt"], data["answer"], strict=True))
+    rollouts = made.num_generations
     settings = shared.Settings("dbb", store=f"sqlite:///{other}/openrlhf_dbb.db", **ours)
     loop = shared.Steps(settings, "run", False, keys, RunFacts(4, rollouts, 3))
     extras = StepExtras(tokens=[1] * 4 * rollouts, trained=[1] * 4 * rollouts)
@@ -222,7 +227,8 @@ def test_every_form_gives_what_it_gives_in_ones_own_loop(tmp_path, form):
     keys = [(text, "") for text in "abc" for _ in range(4)]
     rewards = np.array([1, 0, 0, 1, 0, 0, np.nan, 0, 1, 1, 1, 0])
     extras = StepExtras(tokens=np.arange(1, 13), trained=np.arange(12) != 11)
-    store, parameters = f"sqlite:///{tmp_path}/runs.db", {"discount": 0.3}
+    store = f"sqlite:///{tmp_path}/runs.db"
+    parameters = {"discount": 0.3}
     settings = shared.Settings("dbb", parameters, store=store)
     steps = shared.Steps(settings, "ours", False, keys, RunFacts(3, 4))
     ours = steps.observe(keys, rewards, rewards, form, extras)
@@ -488,12 +494,11 @@ def run_to(model, folder, step, resume_from=None, *, data=None, changed=None, **
 def test_a_resume_in_a_later_pass_is_as_the_unbroken_run_bit_for_bit(
     model, tmp_path, strategy, changed
 ):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     # Three steps a pass; the checkpoint is one step into the second.
-    options, last = (
-        {"data": prompts(12), "changed": changed, "strategy": strategy},
-        changed.get("max_steps", 6),
-    )
+    options = {"data": prompts(12), "changed": changed, "strategy": strategy}
+    last = changed.get("max_steps", 6)
     run_to(model, whole, last, **options).posteriors.close()
     run_to(model, cut, last * 2 // 3, **options).posteriors.close()
     run_to(model, cut, last, True, resume=True, **options).posteriors.close()
@@ -509,7 +514,8 @@ def test_a_resume_takes_the_newest_checkpoint_that_is_there_and_whole_and_not_un
     model, tmp_path, caplog
 ):
     run_to(model, tmp_path, 5).posteriors.close()
-    out, moved = tmp_path / "out", tmp_path / "moved"
+    out = tmp_path / "out"
+    moved = tmp_path / "moved"
     out.rename(moved)
     again = trainer(model, tmp_path, max_steps=6, ours={"resume": True})
 

@@ -27,7 +27,8 @@ from openrlhf_dbb.tiny import build_model, build_tokenizer
 
 without_vllm.undo()
 
-ROLLOUTS, STEPS = 2, 4
+ROLLOUTS = 2
+STEPS = 4
 TEXTS = [f"{number}+{number}=" for number in range(6)]
 DATA = Dataset.from_dict({"prompt": TEXTS, "answer": [str(2 * number) for number in range(6)]})
 
@@ -57,7 +58,9 @@ class Sometimes:
     __name__ = "correct"
 
     def __init__(self, call, instead):
-        self.call, self.instead, self.calls = call, instead, 0
+        self.call = call
+        self.instead = instead
+        self.calls = 0
 
     def __call__(self, completions, **columns):
         self.calls += 1
@@ -489,7 +492,8 @@ def test_a_second_launch_is_another_run(model, tmp_path, warnings):
 
 @pytest.mark.parametrize("resume", ["auto", True])
 def test_a_run_goes_on_from_its_checkpoint_with_trl_s_numbers(model, tmp_path, warnings, resume):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     plain = trainer(model, whole, save_only_model=False)
     plain.add_callback(Stop(3))
     plain.train()

@@ -25,8 +25,11 @@ from openrlhf_dbb.tiny import build_model, build_tokenizer
 
 without_vllm.undo()
 
-ROLLOUTS, GROUPS = 4, 2
-EASY, HARD, MIXED = "easy", "hard", "mixed"
+ROLLOUTS = 4
+GROUPS = 2
+EASY = "easy"
+HARD = "hard"
+MIXED = "mixed"
 KINDS = [EASY, MIXED, HARD, MIXED, EASY, MIXED]
 TEXTS = [f"{number}+{number}=" for number in range(len(KINDS))]
 JUDGING = ["dynamic", "greso", "two_stage"]
@@ -396,7 +399,8 @@ def test_a_checkpoint_of_an_earlier_release_goes_on(model, tmp_path):
     folder = tmp_path / "cut/out/checkpoint-2"
     saved = json.loads((folder / "posteriors.json").read_text())
     draws = json.loads((folder / "draws.json").read_text())
-    saved |= {"strategy": draws["sampling"], "left": len(TEXTS) - draws["place"]["place"]}
+    saved["strategy"] = draws["sampling"]
+    saved["left"] = len(TEXTS) - draws["place"]["place"]
     (folder / "posteriors.json").write_text(json.dumps(saved))
     (folder / "draws.json").unlink()
     resumed = run_to(

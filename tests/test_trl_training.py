@@ -21,8 +21,11 @@ pytest.importorskip("trl", reason="needs TRL")
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE, DATABASE = ROOT / "examples/trl_grpo.py", "trl_grpo.db"
-STEPS, PROMPTS, ROLLOUTS = 16, 16, 8  # of one pass
+EXAMPLE = ROOT / "examples/trl_grpo.py"
+DATABASE = "trl_grpo.db"
+STEPS = 16  # of one pass
+PROMPTS = 16
+ROLLOUTS = 8
 # As where these are not installed: TRL would load them, for seconds.
 ALONE = "import sys; sys.modules.update(dict.fromkeys(['vllm', 'peft', 'bitsandbytes', 'wandb', 'deepspeed']))\n"
 

@@ -26,7 +26,9 @@ REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
     return float(solution_str.replace("<|im_end|>", "").strip() == ground_truth)
 """
-PROMPTS, ROLLOUTS, STEPS = 8, 4, 3
+PROMPTS = 8
+ROLLOUTS = 4
+STEPS = 3
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.slow]
 
 

@@ -54,7 +54,9 @@ def groups(
 ):
     """What an actor with this engine answers to the prompts."""
     actor = StrictRolloutActor.__new__(StrictRolloutActor)
-    actor.executor, actor.generate, actor._tokenizer = executor, generate, tokenizer or Letters()
+    actor.executor = executor
+    actor.generate = generate
+    actor._tokenizer = tokenizer or Letters()
     return asyncio.run(actor.generate_groups(prompts, SAMPLING | changes, samples, max_length))
 
 
@@ -105,15 +107,29 @@ def test_anything_else_stops_the_run(tmp_path, source, message):
         execute(tmp_path, source)
 
 
-def test_a_group_is_one_request(tmp_path):
-    executor, engine = rewarded(tmp_path, "return {'rewards': [float(queries[0][-1])]}"), Engine()
+@pytest.fixture
+def three_a_group(tmp_path):
+    """The groups of three samples of each of ``PROMPTS``, and what the engine was asked for."""
+    executor = rewarded(tmp_path, "return {'rewards': [float(queries[0][-1])]}")
+    engine = Engine()
     answers = groups(executor, engine.generate, 3)
-    assert [(text, params.n) for text, params in engine.asked] == [("6*7=", 3), ("1+1=1+1=", 3)]
-    asked = [[(each["prompt"], each["label"]) for each in group] for group in answers]
-    assert asked == [[prompt[:2]] * 3 for prompt in PROMPTS]
-    assert [[each["reward"] for each in group] for group in answers] == [[0.0, 1.0, 2.0]] * 2
-    assert answers[0][2]["observation_tokens"] == [*map(ord, "6*7=2")]
-    assert answers[0][2]["action_ranges"] == [(4, 5)]
+    return answers, [(text, params.n) for text, params in engine.asked]
+
+
+def test_a_group_is_one_request(three_a_group):
+    _, asked = three_a_group
+    assert asked == [("6*7=", 3), ("1+1=1+1=", 3)]
+
+
+def test_each_sample_of_a_group_has_its_prompt_its_reward_and_its_tokens(three_a_group):
+    answers, _ = three_a_group
+    assert len(answers) == len(PROMPTS)
+    for group, prompt in zip(answers, PROMPTS, strict=True):
+        assert [(each["prompt"], each["label"]) for each in group] == [prompt[:2]] * 3
+        assert [each["reward"] for each in group] == [0.0, 1.0, 2.0]
+    last = answers[0][2]
+    assert last["observation_tokens"] == [*map(ord, "6*7=2")]
+    assert last["action_ranges"] == [(4, 5)]
 
 
 def test_log_probs_stand_at_the_tokens_that_were_generated():

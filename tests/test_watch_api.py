@@ -38,7 +38,8 @@ def never_late(monkeypatch):
 
 def test_curves_of_four_steps_a_point(store, fill):
     """Five steps of 4 rollouts of 10 tokens, 4, 0, 2, 4, 1 of them right; three with a loss, the last filtered out."""
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     for step, successes in enumerate([4, 0, 2, 4], start=1):
         fill.step(run, step, ids, [successes])
     fill.step(run, 5, ids, [1], usage=fill.usage(ids, [1], trained=0, informative=0))
@@ -69,7 +70,8 @@ def test_curves_of_four_steps_a_point(store, fill):
 
 
 def test_a_roll_back_is_seen(store, fill):
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 2))
     run.record_checkpoint(0, "start")
     fill.train(run, ids, range(1, 5))
     asked = asking(store, run.record)
@@ -83,7 +85,8 @@ def test_a_roll_back_is_seen(store, fill):
 
 
 def test_one_rollout_a_prompt_and_steps_whose_usage_is_not_known(store, fill):
-    run, ids = fill.run(store), fill.prompts(store, 2)
+    run = fill.run(store)
+    ids = fill.prompts(store, 2)
     asked = asking(store, run.record)
     fill.step(run, 1, ids, [1, 0], rollouts=1, usage=None)
     assert asked("series")["totals"] is None and asked("state")["runs"][0]["rollouts"] is None
@@ -102,7 +105,8 @@ def test_one_rollout_a_prompt_and_steps_whose_usage_is_not_known(store, fill):
 
 
 def test_the_series_and_the_list_have_held_out_accuracy_once_it_is_measured(store, fill):
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 3))
     fill.train(run, ids, range(1, 4))
     asked = asking(store, run.record)
     assert asked("series")["held_out"] is None and asked("state")["runs"][0]["held_out"] is None
@@ -119,7 +123,8 @@ def test_the_series_and_the_list_have_held_out_accuracy_once_it_is_measured(stor
 
 
 def test_the_list_of_runs_has_each_run_s_state_progress_and_reward_of_the_last_steps(store, fill):
-    old, ids = fill.run(store, "old"), fill.prompts(store, 1)
+    old = fill.run(store, "old")
+    ids = fill.prompts(store, 1)
     old.finish()
     new = fill.run(store, "new", model="http://ann:geheim@host/model")
     asked = asking(store, new.record)
@@ -229,25 +234,24 @@ def trained(store, fill):
 
 def test_the_table_of_prompts_and_the_posteriors(trained):
     store, run, ids = trained
-    asked = asking(store, run.record)
-    found = asked("prompts")
+    found = asking(store, run.record)("prompts")
     assert found["last"] == 2
     columns = found["columns"]
-    assert columns["id"] == ids.tolist() and columns["visits"] == [2, 2, 2, 0]
+    assert columns["id"] == ids.tolist()
+    assert columns["visits"] == [2, 2, 2, 0]
     assert columns["state"] == [LEARNING, UNSOLVED, LEARNING, NO_VISITS]
     # (4.5, 0.5), (0.5, 4.5), (2.5, 2.5), then (4.25, 2.25), (0.25, 6.25), (5.25, 1.25)
     assert columns["mean"] == [0.653846, 0.0384615, 0.807692, 0.9]
     assert columns["change"] == [-0.246154, -0.0615385, 0.307692, None]
     assert sorted(columns["text"]) == [f"prompt {i}" for i in range(4)]
-    pool = asked("pool")
+
+
+def test_the_pool_is_ordered_by_the_mean_and_a_prompt_of_the_warm_start_has_no_visit(trained):
+    store, run, ids = trained
+    pool = asking(store, run.record)("pool")
     assert pool["unit"]
-    # the highest mean first; the prompt of the warm start has no visit
-    assert pool["id"] == ids[[3, 2, 0, 1]].tolist() and pool["state"] == [
-        NO_VISITS,
-        LEARNING,
-        LEARNING,
-        UNSOLVED,
-    ]
+    assert pool["id"] == ids[[3, 2, 0, 1]].tolist()
+    assert pool["state"] == [NO_VISITS, LEARNING, LEARNING, UNSOLVED]
     assert [row == [0, 0] for row in cells(pool)] == [True, False, False, False]
 
 
@@ -276,10 +280,12 @@ def test_a_prompt_s_answer_has_each_visit_with_its_posterior_and_interval(traine
 
 
 def test_an_estimator_without_alpha_and_beta_shows_group_means_with_their_error(store, fill):
-    run, ids = fill.run(store, "point", fields=()), fill.prompts(store, 1)
+    run = fill.run(store, "point", fields=())
+    ids = fill.prompts(store, 1)
     asked = asking(store, run.record)
     assert asked("pool")["states"] == asked("prompts")["columns"]["id"] == []
-    none, one = np.empty((1, 0)), np.array([1.0])
+    none = np.empty((1, 0))
+    one = np.array([1.0])
     run.record_step(
         1, StepRows(ids, np.array([4]), one, one / 4, np.array([0.25]), none, none, np.array([-1]))
     )
@@ -357,34 +363,37 @@ def test_rollouts_are_asked_for_by_step_and_prompt(keeping):
     assert asked(f"prompts/{ids[0]}")["visits"]["kept"] == [2, 2, 0]
 
 
-def test_a_step_of_very_many_rollouts_is_answered_in_part(store, fill, monkeypatch):
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
-    asked = asking(store, run.record)
+def record_texts(fill, run, step, ids, texts):
+    """Record a step of two rollouts a prompt, with their texts."""
+    successes = [1] * len(ids)
+    rows = replace(fill.rollouts(ids, successes), text=texts)
+    fill.step(run, step, ids, successes, kept=rows)
+
+
+def test_very_long_rollouts_of_a_step_are_cut_to_equal_shares(store, fill):
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 2))
     texts = ["a" * 2_500_000, "b", "c" * 1_000_000, "\u00e9" * 700_000]
-    for step, chosen, written in ((1, ids[:2], texts), (2, ids, ["x"] * 6)):
-        fill.step(
-            run,
-            step,
-            chosen,
-            [1] * len(chosen),
-            kept=replace(fill.rollouts(chosen, [1] * len(chosen)), text=written),
-        )
+    record_texts(fill, run, 1, ids, texts)
+    asked = asking(store, run.record)
     whole = asked("rollouts/1")["rollouts"]
     # A share of 1,000,000 characters each.
     assert [len(each["text"]) for each in whole] == [1_000_000, 1, 1_000_000, 700_000]
     assert [each["cut_from"] for each in whole] == [2_500_000, None, None, None]
     # Of one group, the share is larger.
     group = asked(f"rollouts/1/{ids[0]}")["rollouts"]
-    assert [(len(each["text"]), each["cut_from"]) for each in group] == [
-        (2_000_000, 2_500_000),
-        (1, None),
-    ]
-    monkeypatch.setattr(prompts, "_MOST", 3)
-    asked = asking(store, run.record)
-    part = asked("rollouts/2")
-    assert [each["prompt_id"] for each in part["rollouts"]] == [ids[0], ids[0], ids[1]] and part[
-        "kept"
-    ] == 6
+    assert [len(each["text"]) for each in group] == [2_000_000, 1]
+    assert [each["cut_from"] for each in group] == [2_500_000, None]
+
+
+def test_a_step_of_very_many_rollouts_is_answered_in_part(store, fill, monkeypatch):
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 3))
+    record_texts(fill, run, 1, ids, ["x"] * 6)
+    monkeypatch.setattr(prompts, "MOST_ROLLOUTS", 3)
+    part = asking(store, run.record)("rollouts/1")
+    assert [each["prompt_id"] for each in part["rollouts"]] == [ids[0], ids[0], ids[1]]
+    assert part["kept"] == 6
     assert list(part["prompts"]) == [str(each) for each in ids[:2]]
 
 
@@ -413,7 +422,8 @@ def test_runs_are_described_once_however_many_there_are(store, fill, monkeypatch
 
 
 def test_the_answer_asked_for_last_stays(store, fill, monkeypatch):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     fill.step(run, 1, ids, [1])
     monkeypatch.setattr(api_module, "_KEPT_ANSWERS", 3)  # the list of runs is one of them
     made = []
@@ -523,7 +533,8 @@ def test_the_report_of_a_damaged_run_is_written_or_refused_in_one_line(
 
 
 def test_a_damaged_run_is_listed_with_what_is_wrong_until_it_is_corrected(store, fill):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     fill.step(run, 1, ids, [1])
     run.record_metrics(1, {"loss": 1.0})
     asked = asking(store, run.record)
@@ -545,7 +556,8 @@ def test_a_damaged_run_is_listed_with_what_is_wrong_until_it_is_corrected(store,
 
 def test_a_run_whose_own_row_is_damaged_hides_no_other_run(store, fill, monkeypatch, tmp_path):
     for name in ("good", "bad"):
-        run, ids = fill.run(store, name), fill.prompts(store, 1)
+        run = fill.run(store, name)
+        ids = fill.prompts(store, 1)
         fill.step(run, 1, ids, [1])
     damage = "config of run 'bad' is 'x', not a JSON object"
     of_store = type(store).runs
@@ -566,7 +578,8 @@ def test_a_run_whose_own_row_is_damaged_hides_no_other_run(store, fill, monkeypa
 
 
 def test_hours_stand_still_where_the_clock_goes_back(store, fill):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     fill.train(run, ids, (1, 2, 3))
     for step, at in ((1, "08:00"), (2, "07:00"), (3, "09:00")):
         values = {"at": f"2026-01-01T{at}:00.000Z", "step": step}
@@ -575,7 +588,8 @@ def test_hours_stand_still_where_the_clock_goes_back(store, fill):
 
 
 def test_a_run_that_is_deleted_while_it_is_read_is_said_to_be_gone(store, fill, monkeypatch):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     fill.step(run, 1, ids, [1])
     run.finish()
     asked = asking(store, run.record)
@@ -628,7 +642,8 @@ def test_prompts_have_states_where_scores_are_known_to_lie_between_0_and_1(
     store, fill, estimator, memory, scores, kept, unit
 ):
     parameters = {"memory": memory} if memory else {}
-    run, ids = fill.run(store, estimator=estimator, parameters=parameters), fill.prompts(store, 1)
+    run = fill.run(store, estimator=estimator, parameters=parameters)
+    ids = fill.prompts(store, 1)
     more = {}
     if kept is not None:
         rows = fill.rollouts(ids, [1])
@@ -655,44 +670,48 @@ def reported(store, folder, *arguments):
     return path.read_text(encoding="utf-8")
 
 
-def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
+def test_the_file_holds_what_a_server_answers(trained, tmp_path):
     store, run, ids = trained
     found = in_file(reported(store, tmp_path))
-    number, asked = run.record.run_id, asking(store, run.record)
-    assert found.keys() == {
-        "state",
-        *(f"runs/{number}/{name}" for name in ("series", "pool", "prompts", "about")),
-        *(f"runs/{number}/prompts/{each}" for each in ids),
-    }
-    for name in ("series", "pool", "prompts", *(f"prompts/{each}" for each in ids)):
-        assert found[f"runs/{number}/{name}"] == asked(name)
+    asked = asking(store, run.record)
+    names = ["series", "pool", "prompts", *(f"prompts/{each}" for each in ids)]
+    base = f"runs/{run.record.run_id}"
+    assert found.keys() == {"state", f"{base}/about", *(f"{base}/{name}" for name in names)}
+    for name in names:
+        assert found[f"{base}/{name}"] == asked(name)
     assert [run["name"] for run in found["state"]["runs"]] == ["run"]
-    about = found[f"runs/{number}/about"]
+
+
+def test_the_file_has_the_facts_of_its_run_and_no_password(trained, tmp_path):
+    store, run, _ = trained
+    about = in_file(reported(store, tmp_path))[f"runs/{run.record.run_id}/about"]
     assert dict(about["facts"])["status"] == "running, step 2"
     assert [row[1] for row in about["events"]] == ["warm_start"]
-    assert "geheim" not in json.dumps(about) and "http://***@host" in json.dumps(about["config"])
-    assert (
-        " MB: 4 prompts with their visits, 0 steps with rollouts; open" in capsys.readouterr().out
-    )
+    assert "geheim" not in json.dumps(about)
+    assert "http://***@host" in json.dumps(about["config"])
+
+
+def test_what_a_file_holds_is_printed(trained, tmp_path, capsys):
+    store, _, _ = trained
+    reported(store, tmp_path)
+    said = capsys.readouterr().out
+    assert re.search(r" MB: 4 prompts\b.* 0 steps with rollouts", said)
+    assert "left out" not in said
 
 
 def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsys):
-    runs, ids = [fill.run(store, name) for name in ("one", "two")], np.sort(fill.prompts(store, 4))
+    runs = [fill.run(store, name) for name in ("one", "two")]
+    ids = np.sort(fill.prompts(store, 4))
     for run in runs:
         for step in (1, 2, 3):
             fill.step(run, step, ids, [0, 1, 2, 4], kept=keep(fill, ids, [str(step) * 1_000] * 8))
     found = in_file(reported(store, tmp_path, "one", "two", "--size", "0.05"))
     assert [run["name"] for run in found["state"]["runs"]] == ["two", "one"]
     # 8 rollouts of 1,000 characters a step: a step fits in half of a run's 25 kB, and the rest holds all prompts
-    for run in runs:
-        base = f"runs/{run.record.run_id}"
-        kept = sorted(path for path in found if path.startswith(f"{base}/rollouts"))
-        assert kept == [f"{base}/rollouts/3"]
+    paths = sorted(path for path in found if "/rollouts" in path)
+    assert paths == [f"runs/{run.record.run_id}/rollouts/3" for run in runs]
     said = capsys.readouterr().out
-    assert (
-        " MB: 8 prompts with their visits, 2 steps with rollouts; --size 0.05 left out the rest;"
-        in said
-    )
+    assert re.search(r" MB: 8 prompts\b.* 2 steps with rollouts.*--size 0.05 left out", said)
 
 
 def test_no_text_can_leave_its_place(store, fill, tmp_path):

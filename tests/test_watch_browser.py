@@ -83,38 +83,40 @@ def sixty(store, fill, write):
     return store
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+UNNAMED = """[...document.querySelectorAll("button, input, select, a[href], svg[tabindex], canvas")]
+    .filter((each) => each.getClientRects().length)
+    .filter((each) => each.tabIndex < 0 && each.getAttribute("tabindex") !== "-1"
+        || !(each.textContent.trim() || each.ariaLabel || each.labels?.length))
+    .map((each) => each.outerHTML.slice(0, 100))"""
+
+
+@pytest.mark.parametrize(
+    ("width", "dark", "background"),
+    [(1280, False, "rgb(255, 255, 255)"), (390, True, "rgb(21, 23, 27)")],
+)
 def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(
-    browser, sixty, written, width, dark
+    browser, sixty, written, width, dark, background
 ):
     address = written(sixty)
     for view in VIEWS:
         browser.open(f"{address}#view={view}", width, dark=dark)
-        assert browser.complaints == [] and {url.split("#")[0] for url in browser.requests} == {
-            address
-        }
-        assert texts(browser, "#tabs [aria-current=page]") == [
-            text(browser, f"#tabs a[data-view={view}]")
-        ]
+        assert browser.complaints == []
+        assert {url.split("#")[0] for url in browser.requests} == {address}
+        title = text(browser, f"#tabs a[data-view={view}]")
+        assert texts(browser, "#tabs [aria-current=page]") == [title]
         # Nothing sticks out of a phone
         assert browser("document.documentElement.scrollWidth") <= width
-        assert browser('document.querySelectorAll("script").length') == 2 and not texts(
-            browser, "main img"
-        )
-        unnamed = browser("""[...document.querySelectorAll("button, input, select, a[href], svg[tabindex], canvas")]
-            .filter((each) => each.getClientRects().length)
-            .filter((each) => each.tabIndex < 0 && each.getAttribute("tabindex") !== "-1"
-                || !(each.textContent.trim() || each.ariaLabel || each.labels?.length))
-            .map((each) => each.outerHTML.slice(0, 100))""")
-        assert unnamed == []
-        background = browser("getComputedStyle(document.body).backgroundColor")
-        assert background == ("rgb(21, 23, 27)" if dark else "rgb(255, 255, 255)")
+        assert browser('document.querySelectorAll("script").length') == 2
+        assert texts(browser, "main img") == []
+        assert browser(UNNAMED) == []
+        assert browser("getComputedStyle(document.body).backgroundColor") == background
 
 
 @pytest.fixture
 def drawn(store, fill):
     """Three prompts: one is right in 3 steps, the second is drawn and wrong in the first, the third in the last."""
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 3))
     for step, rows, successes in ((1, [0, 1], [4, 0]), (2, [0], [4]), (3, [0, 2], [4, 2])):
         fill.step(run, step, ids[rows], successes)
     return run, ids
@@ -122,7 +124,8 @@ def drawn(store, fill):
 
 def drag(browser, across, *downs):
     """Press the left button on the picture at the first place, by shares of width and height; release at the last."""
-    box, mouse = browser.page.locator("#pool").bounding_box(), browser.page.mouse
+    box = browser.page.locator("#pool").bounding_box()
+    mouse = browser.page.mouse
     places = [
         (box["x"] + across * (box["width"] - 8), box["y"] + down * box["height"]) for down in downs
     ]
@@ -133,45 +136,62 @@ def drag(browser, across, *downs):
     mouse.up()
 
 
+CELLS = """(({ width, height }, context) => {
+    const pixels = context.getImageData(0, 0, width, height).data;
+    const centre = (k, size) => Math.floor((k + 0.5) / 3 * size);
+    const at = (i) => 4 * (centre(Math.floor(i / 3), height) * width + centre(i % 3, width - 10));
+    return [...Array(9).keys()].map((i) => [...pixels.slice(at(i), at(i) + 4)]);
+})(document.querySelector("#pool"), document.querySelector("#pool").getContext("2d"))"""
+
+
 def test_the_page_opens_on_a_picture_of_drawn_prompts_and_others(browser, store, drawn, written):
-    _, ids = drawn
     browser.open(written(store))
     assert texts(browser, "#tabs [aria-current=page]") == ["Pool"]
-    found = browser("""(({ width, height }, context) => {
-        const pixels = context.getImageData(0, 0, width, height).data;
-        const centre = (k, size) => Math.floor((k + 0.5) / 3 * size);
-        const at = (i) => 4 * (centre(Math.floor(i / 3), height) * width + centre(i % 3, width - 10));
-        return [...Array(9).keys()].map((i) => [...pixels.slice(at(i), at(i) + 4)]);
-    })(document.querySelector("#pool"), document.querySelector("#pool").getContext("2d"))""")
-    opacity = np.array(found)[:, 3].reshape(3, 3).tolist()
+    cells = browser(CELLS)
+    opacity = np.array(cells)[:, 3].reshape(3, 3).tolist()
     # rows by the mean, 0.98, 0.5, 0.1: drawn is 255, not drawn 0.3 of it, not visited yet 0
     assert opacity == [[255, 255, 255], [0, 0, 255], [255, 76, 76]]
     # a mean of 0.9 is level 113 of 126: 0.794 of the way from the middle colour to that of 1
-    assert found[0][:3] == [237, 147, 52]
+    assert cells[0][:3] == [237, 147, 52]
+
+
+def test_the_last_step_s_shares_of_beliefs_and_of_states_are_read_out(
+    browser, store, drawn, written
+):
+    browser.open(written(store))
     browser.until("document.querySelector('#state-shares .readout').textContent != ''")
-    shares = [
-        text(browser, f"#{name} .readout")
-        for name in ("beliefs-drawn", "beliefs-others", "state-shares")
-    ]
-    assert (
-        "0.8\u20131 50.0 %, not visited before 50.0 %" in shares[0]
-        and "0\u20130.2 100.0 %" in shares[1]
-    )
-    assert (
-        shares[2]
-        == "step 3: mastered 33.3 %, learning 33.3 %, forgotten 0.0 %, never solved 33.3 %"
-    )
+    of_drawn = text(browser, "#beliefs-drawn .readout")
+    assert "0.8\u20131 50.0 %" in of_drawn
+    assert "not visited before 50.0 %" in of_drawn
+    assert "0\u20130.2 100.0 %" in text(browser, "#beliefs-others .readout")
+    of_states = text(browser, "#state-shares .readout")
+    assert of_states.startswith("step 3: ")
+    shares = dict(re.findall(r"([a-z ]+) ([0-9.]+) %", of_states.removeprefix("step 3:")))
+    assert {name.strip(): float(share) for name, share in shares.items()} == {
+        "mastered": 33.3,
+        "learning": 33.3,
+        "forgotten": 0.0,
+        "never solved": 33.3,
+    }
+
+
+def test_a_prompt_of_the_picture_opens_by_the_mouse(browser, store, drawn, written):
+    _, ids = drawn
+    browser.open(written(store))
     drag(browser, 0.5, 0.9)
     browser.until("document.querySelector('dialog#prompt').open")
     assert text(browser, "#prompt-title") == f"Prompt {ids[1]}"
-    browser.page.keyboard.press("Escape")
+
+
+def test_a_prompt_of_the_picture_is_told_and_opens_by_the_keyboard(browser, store, drawn, written):
+    _, ids = drawn
+    browser.open(written(store))
     browser.page.focus("#pool")
-    for _ in range(3):
-        browser.page.keyboard.press("ArrowUp")
-    assert (
-        text(browser, "#pool-told")
-        == f"Prompt {ids[0]}, mastered; step 2: posterior mean 0.96, drawn"
-    )
+    for key in ("ArrowRight", "ArrowUp", "ArrowUp", "ArrowUp"):
+        browser.page.keyboard.press(key)
+    told = text(browser, "#pool-told")
+    for piece in (f"Prompt {ids[0]}", "mastered", "step 2", "mean 0.96", "drawn"):
+        assert piece in told
     browser.page.keyboard.press("Enter")
     browser.until(f"document.querySelector('#prompt-title').textContent == 'Prompt {ids[0]}'")
 
@@ -247,7 +267,8 @@ def test_curves_say_their_values(browser, sixty, written):
 def test_search_filter_and_sorting_are_in_the_address(browser, sixty, written):
     address = written(sixty)
     browser.open(f"{address}#view=prompts")
-    rows, first = "#prompts tbody tr", "#prompts tbody tr:first-child td:first-child"
+    rows = "#prompts tbody tr"
+    first = "#prompts tbody tr:first-child td:first-child"
     assert text(browser, "#hits") == "60 of 60 prompts" and len(texts(browser, rows)) == 60
     browser.page.fill("#search", "WHAT IS 12 +")
     until_text(browser, "#hits", "1 of 60 prompts")
@@ -290,10 +311,8 @@ def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     browser.page.click("#visits tbody tr:nth-child(2) button")
     browser.until(f"{kinds}.join() == 'right,wrong'")
     assert "visit=2" in browser("location.hash")
-    verdict, response = (
-        text(browser, "#responses .wrong .verdict"),
-        text(browser, "#responses .wrong pre"),
-    )
+    verdict = text(browser, "#responses .wrong .verdict")
+    response = text(browser, "#responses .wrong pre")
     assert (
         "wrong" in verdict
         and "advantage -0.50" in verdict
@@ -337,10 +356,8 @@ def test_a_log_without_advantages_claims_none(browser, store, written, tmp_path)
 def test_three_runs_over_each_other_and_two_of_them_compared_by_numbers_that_are_not_smoothed(
     browser, store, fill, write, written
 ):
-    ids, held_out = (
-        fill.prompts(store, 4),
-        store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10),
-    )
+    ids = fill.prompts(store, 4)
+    held_out = store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10)
     for name, steps, more in (("first", 3, 0), ("second", 3, [1] * 9 + [2]), ("third", 6, 0)):
         run = fill.run(store, name)
         for step in range(1, steps + 1):
@@ -375,38 +392,59 @@ def test_three_runs_over_each_other_and_two_of_them_compared_by_numbers_that_are
     browser.until(f"{told} == 'step 3: second 0.5625; first 0.5625'")  # 9 of 16
 
 
-def test_a_run_of_no_step_and_of_one_step_of_an_estimator_without_history(
-    browser, store, fill, written
-):
-    """Its prompts are a chat model's."""
+@pytest.fixture
+def chat(store, fill):
+    """A run of an estimator without history; texts and numbers of its prompts, which are a chat model's."""
     run = fill.run(store, "point", fields=())
-    chat = [f"<|im_start|>user\nWhat is {i}?<|im_end|>\n<|im_start|>assistant\n" for i in (1, 2, 3)]
-    ids = np.sort(store.register_prompts(chat, [""] * 3))
-    for step in (0, 1):
-        if step:
-            none, mean = np.empty((3, 0)), np.array([0.25, 0.5, 1.0])
-            rows = StepRows(
-                ids, np.full(3, 4), 4 * mean, mean, mean * (1 - mean), none, none, np.full(3, -1)
-            )
-            run.record_step(step, rows)
-        address = written(store)
-        for view in VIEWS:
-            browser.open(f"{address}#view={view}")
-            assert browser.complaints == []
-            assert (
-                len(text(browser, f"#view-{view}").strip()) > 20
-            )  # something is said, never an empty chart
-    browser.open(f"{address}#view=prompts&prompt={ids[1]}")
-    assert texts(browser, "#prompts tbody td:last-child") == [f"What is {i}?" for i in (1, 2, 3)]
-    assert text(browser, "#prompt-facts") == "learning, group mean 0.500, 1 visit"
-    assert text(browser, "#prompt-text pre") == chat[1].strip()
-    assert text(browser, "#prompt-note").startswith(
-        "This estimator keeps no history: the group mean is"
+    shown = [
+        f"<|im_start|>user\nWhat is {i}?<|im_end|>\n<|im_start|>assistant\n" for i in (1, 2, 3)
+    ]
+    return run, shown, np.sort(store.register_prompts(shown, [""] * 3))
+
+
+def record_means(run, ids):
+    """Record one step without any column of an estimator's state."""
+    none = np.empty((3, 0))
+    mean = np.array([0.25, 0.5, 1.0])
+    samples = np.full(3, 4)
+    unknown = np.full(3, -1)
+    run.record_step(
+        1, StepRows(ids, samples, 4 * mean, mean, mean * (1 - mean), none, none, unknown)
     )
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_every_view_of_a_run_of_no_step_and_of_one_step_says_something(
+    browser, store, chat, written, steps
+):
+    run, _, ids = chat
+    if steps:
+        record_means(run, ids)
+    address = written(store)
+    for view in VIEWS:
+        browser.open(f"{address}#view={view}")
+        assert browser.complaints == []
+        # Something is said, never an empty chart
+        assert len(text(browser, f"#view-{view}").strip()) > 20
+
+
+def test_a_chat_model_s_prompts_are_shown_without_their_frame_and_without_a_history(
+    browser, store, chat, written
+):
+    run, shown, ids = chat
+    record_means(run, ids)
+    browser.open(f"{written(store)}#view=prompts&prompt={ids[1]}")
+    assert texts(browser, "#prompts tbody td:last-child") == [f"What is {i}?" for i in (1, 2, 3)]
+    assert text(browser, "#prompt-facts") == "learning, group mean 0.500, 1 visit"
+    assert text(browser, "#prompt-text pre") == shown[1].strip()
+    note = text(browser, "#prompt-note")
+    assert "no history" in note
+    assert "group mean" in note
+
+
 def test_a_run_whose_scores_are_minus_1_and_1_has_no_states(browser, store, fill, written):
-    run, ids = fill.run(store, estimator="point"), fill.prompts(store, 2)
+    run = fill.run(store, estimator="point")
+    ids = fill.prompts(store, 2)
     rows = fill.rows(run, ids, [0, 4])
     # Half of the first prompt's four are right, and all of the second's.
     run.record_step(1, replace(rows, mean=np.array([0.0, 1.0]), variance=np.array([4 / 3, 0.0])))
@@ -430,7 +468,8 @@ def test_a_run_whose_scores_are_minus_1_and_1_has_no_states(browser, store, fill
 
 def test_a_damaged_run_says_why_and_hides_no_other(browser, store, fill, write, serve):
     for name in ("good", "bad"):
-        run, ids = fill.run(store, name), fill.prompts(store, 2)
+        run = fill.run(store, name)
+        ids = fill.prompts(store, 2)
         write(run, ids, 1, [1, 2])
         run.finish()
     number = run.record.run_id
@@ -462,7 +501,8 @@ def test_times_carry_their_zone(browser, store, fill, drawn, written):
 def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill, write, serve):
     browser.open(serve(store.url).url)
     assert text(browser, "#no-runs").startswith("No runs yet in ")
-    run, ids = fill.run(store), fill.prompts(store, 4)
+    run = fill.run(store)
+    ids = fill.prompts(store, 4)
     for step in range(1, 6):
         write(run, ids, step, [1, 2, 3, step % 5])
         waited = browser.until(f"{STEP} >= {step}")
@@ -484,7 +524,8 @@ def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill,
 
 
 def test_a_server_that_is_killed_and_started_again(browser, store, fill, write, serve):
-    run, ids = fill.run(store), fill.prompts(store, 2)
+    run = fill.run(store)
+    ids = fill.prompts(store, 2)
     write(run, ids, 1, [1, 2])
     server = serve(store.url)
     browser.open(f"{server.url}#view=curves")
@@ -539,64 +580,83 @@ def shown_groups(browser):
     return texts(browser, "#groups .badge")
 
 
-def test_a_groups_rollouts_side_by_side_with_their_arithmetic(browser, grouped, written):
+FIRST = "#groups .group:first-child"
+
+
+@pytest.fixture
+def side_by_side(browser, grouped, written):
+    """The page with the groups of the last step; the numbers of their prompts."""
     store, ids = grouped
-    address = written(store)
-    browser.open(f"{address}#view=rollouts")
+    browser.open(f"{written(store)}#view=rollouts")
     assert shown_groups(browser) == [*GROUPS, "mixed"]
-    first = "#groups .group:first-child"
-    assert texts(browser, f"{first} .side")[0].startswith("\u2713 right")
-    places = browser(
-        f"""[...document.querySelectorAll("{first} .side")].map((each) => each.getBoundingClientRect().top)"""
-    )
-    assert len(places) == 2 and places[0] == places[1]  # the wrong ones beside the right one
-    sums = texts(browser, f"{first} .sum")
-    assert (
-        sums[0] == "Advantage: 2 * (1 - 0.25) / 0.5 = 3"
-        and sums[1] == f"Verifier read: {readable(HOSTILE)}"
-    )
-    assert sums[2] == "Advantage: 2 * (0 - 0.25) / 0.5 = -1"
-    pre = browser(f"""getComputedStyle(document.querySelector("{first} pre")).whiteSpace""")
-    assert pre == "pre-wrap" and texts(browser, f"{first} pre")[0].endswith("\n\tanswer  0")
-    # Beta(1, 1), one of four right, then one of four right: 1.5 of 5, then 1.75 of 6.5.
-    assert "posterior mean 0.300 \u2192 0.269 (90 %: 0.0" in text(browser, f"{first} .label")
-    assert (
-        text(browser, "[data-group=unverified] .sum >> nth=0") == "Advantage: could not be verified"
-    )
-    assert text(browser, "[data-group=filtered] .sum >> nth=0") == "Advantage: not trained on"
-    assert "2 right; 2 more not kept" in text(browser, "#groups .group:last-child h2")
-    note = text(browser, "#rollouts-note")
-    assert "28 were generated. 4 were filtered out. 3 prompts were skipped" in note
-    browser.open(f"{address}#view=rollouts&prompt={ids[0]}&visit=2")
-    browser.until('document.querySelectorAll("#responses .card").length == 4')
-    assert text(browser, "#group-facts").startswith("mixed posterior mean 0.300 \u2192 0.269")
-    assert (
-        len(texts(browser, "#visits tbody tr")) == 2
-        and len(texts(browser, "#responses .side")) == 2
-    )
+    return ids
+
+
+def test_a_groups_wrong_rollouts_are_beside_the_right_ones(browser, side_by_side):
+    assert texts(browser, f"{FIRST} .side")[0].startswith("\u2713 right")
+    sides = f'[...document.querySelectorAll("{FIRST} .side")]'
+    places = browser(f"{sides}.map((each) => each.getBoundingClientRect().top)")
+    assert len(places) == 2
+    assert places[0] == places[1]
+    pre = browser(f"""getComputedStyle(document.querySelector("{FIRST} pre")).whiteSpace""")
+    assert pre == "pre-wrap"
+    assert texts(browser, f"{FIRST} pre")[0].endswith("\n\tanswer  0")
     assert texts(browser, "main img") == []
 
 
-def test_a_bar_of_rewards_and_a_kind_of_group_are_filters_in_the_address(browser, grouped, written):
-    store, _ = grouped
-    address = written(store)
-    browser.open(f"{address}#view=rollouts")
+def test_a_group_has_the_arithmetic_of_its_advantages_and_its_posterior(browser, side_by_side):
+    sums = texts(browser, f"{FIRST} .sum")
+    assert sums[0].endswith(" 2 * (1 - 0.25) / 0.5 = 3")
+    assert sums[1].endswith(f" {readable(HOSTILE)}")
+    assert sums[2].endswith(" 2 * (0 - 0.25) / 0.5 = -1")
+    # Beta(1, 1), one of four right, then one of four right: 1.5 of 5, then 1.75 of 6.5.
+    assert "posterior mean 0.300 \u2192 0.269 (90 %: 0.0" in text(browser, f"{FIRST} .label")
+
+
+def test_a_group_without_advantages_says_why(browser, side_by_side):
+    unverified = text(browser, "[data-group=unverified] .sum >> nth=0")
+    assert "could not be verified" in unverified
+    assert "not trained on" in text(browser, "[data-group=filtered] .sum >> nth=0")
+
+
+def test_rollouts_that_are_not_kept_and_prompts_without_rollouts_are_counted(browser, side_by_side):
+    assert "2 right; 2 more not kept" in text(browser, "#groups .group:last-child h2")
+    note = text(browser, "#rollouts-note")
+    for piece in ("28 were generated", "4 were filtered out", "3 prompts were skipped"):
+        assert piece in note
+
+
+def test_a_prompts_visit_shows_its_group(browser, grouped, written):
+    store, ids = grouped
+    browser.open(f"{written(store)}#view=rollouts&prompt={ids[0]}&visit=2")
+    browser.until('document.querySelectorAll("#responses .card").length == 4')
+    assert text(browser, "#group-facts").startswith("mixed posterior mean 0.300 \u2192 0.269")
+    assert len(texts(browser, "#visits tbody tr")) == 2
+    assert len(texts(browser, "#responses .side")) == 2
+    assert texts(browser, "main img") == []
+
+
+def until_groups(browser, count):
+    browser.until(f"document.querySelectorAll('#groups .group').length == {count}")
+
+
+def test_bars_of_rewards_have_their_counts(browser, side_by_side):
     names = '[...document.querySelectorAll("#rewards button")].map((each) => each.ariaLabel)'
-    bars = [
+    assert browser(names) == [
         "Reward 0: 7 rollouts",
         "Reward 0.5: 4 rollouts",
         "Reward 1: 11 rollouts",
         "Reward none: 4 rollouts",
     ]
-    assert browser(names) == bars
+
+
+def test_a_bar_of_rewards_and_a_kind_of_group_are_filters_in_the_address(browser, side_by_side):
     browser.page.click("#rewards button >> nth=0")
     until_text(browser, "#rollout-hits", "2 of 7 groups, 7 of 26 rollouts")
-    assert shown_groups(browser) == ["mixed", "all wrong"] and "reward=0" in browser(
-        "location.hash"
-    )
-    assert (
-        browser('document.querySelector("#rewards button").getAttribute("aria-pressed")') == "true"
-    )
+    assert shown_groups(browser) == ["mixed", "all wrong"]
+    assert "reward=0" in browser("location.hash")
+    first_bar = browser.page.locator("#rewards button").first
+    assert first_bar.get_attribute("aria-pressed") == "true"
     browser.page.select_option("#group", "wrong")
     until_text(browser, "#rollout-hits", "1 of 7 groups, 4 of 26 rollouts")
     chosen = browser("location.href")
@@ -606,36 +666,35 @@ def test_a_bar_of_rewards_and_a_kind_of_group_are_filters_in_the_address(browser
     browser.until("document.querySelector('#rollout-hits').textContent == ''")
     assert len(shown_groups(browser)) == 7
     browser.open(chosen)  # as it was sent to somebody
-    assert (
-        shown_groups(browser) == ["all wrong"]
-        and browser("document.querySelector('#group').value") == "wrong"
-    )
+    assert shown_groups(browser) == ["all wrong"]
+    assert browser("document.querySelector('#group').value") == "wrong"
     browser.page.click("#show-all")
-    browser.until("document.querySelectorAll('#groups .group').length == 7")
-    for kind, count in (
-        ("mixed", 2),
-        ("right", 1),
-        ("alike", 1),
-        ("unverified", 1),
-        ("filtered", 1),
-    ):
+    until_groups(browser, 7)
+
+
+def test_each_kind_of_group_can_be_shown_alone(browser, side_by_side):
+    counts = {"mixed": 2, "right": 1, "alike": 1, "unverified": 1, "filtered": 1}
+    for kind, count in counts.items():
         browser.page.select_option("#group", kind)
-        browser.until(f"document.querySelectorAll('#groups .group').length == {count}")
-        assert (
-            browser(
-                "[...document.querySelectorAll('#groups .group')].map((each) => each.dataset.group)"
-            )
-            == [kind] * count
-        )
-    for odd in ("reward=abc", "reward=1,", "group=nothing", "reward=%3Cscript%3E", "show=odd"):
-        browser.open(f"{address}#view=rollouts&{odd}")
-        assert shown_groups(browser) == [] and browser.page.locator("#show-all").is_visible()
+        until_groups(browser, count)
+        assert browser.page.locator(f"#groups .group[data-group={kind}]").count() == count
+
+
+@pytest.mark.parametrize(
+    "odd", ["reward=abc", "reward=1,", "group=nothing", "reward=%3Cscript%3E", "show=odd"]
+)
+def test_a_filter_that_is_no_filter_shows_no_group_and_the_way_back(browser, grouped, written, odd):
+    store, _ = grouped
+    browser.open(f"{written(store)}#view=rollouts&{odd}")
+    assert shown_groups(browser) == []
+    assert browser.page.locator("#show-all").is_visible()
 
 
 def test_rewards_of_many_values_are_in_ten_bars_that_hold_each_rollout_once(
     browser, store, fill, written
 ):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     rewards = np.array([-1.0, *np.arange(1, 24) / 12, 2.0])
     rows = fill.rollouts(ids, [0], samples=25)
     fill.step(run, 1, ids, [4], 25, kept=replace(rows, reward=rewards, score=rewards))
@@ -754,7 +813,8 @@ def test_groups_are_walked_by_keys(browser, grouped, written):
 
 
 def test_ten_ask_and_one_looks_while_a_training_writes(browser, store, fill, write, serve):
-    run, ids = fill.run(store), fill.prompts(store, 8)
+    run = fill.run(store)
+    ids = fill.prompts(store, 8)
     write(run, ids, 1, np.arange(8) % 5)
     server = serve(store.url)
     base = f"runs/{run.record.run_id}"
@@ -804,7 +864,8 @@ def test_ten_ask_and_one_looks_while_a_training_writes(browser, store, fill, wri
 def test_a_group_of_which_no_verified_rollout_is_kept_and_numbers_edited_by_hand(
     browser, store, fill, written
 ):
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 2))
     rows = fill.rollouts(ids, [1, 1])
     missing = np.array([np.nan, np.nan, 1, 0])
     fill.step(run, 1, ids, [2, 2], kept=replace(rows, reward=missing, score=missing), form="plain")
@@ -820,7 +881,8 @@ def test_a_group_of_which_no_verified_rollout_is_kept_and_numbers_edited_by_hand
 
 
 def test_what_is_shown_of_a_step_that_was_rolled_back_is_replaced(browser, store, fill, serve):
-    run, ids = fill.run(store), fill.prompts(store, 1)
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
     rows = fill.rollouts(ids, [1])
     for step in (1, 2, 3):
         fill.step(run, step, ids, [1], kept=replace(rows, text=[f"old {step}", "old"]))

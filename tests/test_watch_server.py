@@ -26,7 +26,8 @@ def store(open_new):
 @pytest.fixture
 def running(store, fill):
     """A run with three steps."""
-    run, ids = fill.run(store), fill.prompts(store, 3)
+    run = fill.run(store)
+    ids = fill.prompts(store, 3)
     fill.train(run, ids, range(1, 4))
     return run, ids
 
@@ -122,7 +123,8 @@ def test_a_page_of_another_site_is_not_answered(store, running, serve, arguments
 
     assert {host: status(f"Host: {host}") for host in own} == dict.fromkeys(own, 200)
     assert {host: status(f"Host: {host}") for host in refused} == dict.fromkeys(refused, 403)
-    foreign, here = "Host: evil.example", "Host: localhost"
+    foreign = "Host: evil.example"
+    here = "Host: localhost"
     assert status(foreign, "X-Forwarded-Host: localhost", "Forwarded: host=localhost") == 403
     assert status(foreign, target="http://localhost/api/state") == 403
     assert status(here, target="http://evil.example/api/state") == 404
@@ -260,7 +262,8 @@ def test_idle_connections_keep_nobody_out(store, running, serve, files):
 
 
 def test_a_damaged_run_is_an_error_of_its_own_answers(store, running, fill, serve):
-    (run, _), other = running, fill.run(store, "other")
+    run, _ = running
+    other = fill.run(store, "other")
     with store.database.transaction(write=True) as connection:
         connection.exec_driver_sql("UPDATE dbb_step SET created_at = 'yesterday', metrics = 'x'")
     server = serve(store.url)
@@ -274,7 +277,8 @@ def test_a_damaged_run_is_an_error_of_its_own_answers(store, running, fill, serv
 
 
 def test_many_ask_at_once_while_steps_are_written(store, running, fill, serve):
-    (run, ids), server = running, serve(store.url)
+    run, ids = running
+    server = serve(store.url)
     done = threading.Event()
     paths = [f"runs/{run.record.run_id}/{name}" for name in ("series", "pool", "prompts")]
 

@@ -33,7 +33,7 @@ _KEPT = """
     SELECT prompt_id, step, count(*) AS kept FROM dbb_rollout
     WHERE run_id = :run AND {chosen} GROUP BY prompt_id, step"""
 _TEXTS = 4_000_000  # characters of the responses of a step in an answer, about
-_MOST = 5_000  # rollouts of a step in an answer
+MOST_ROLLOUTS = 5_000  # rollouts of a step in an answer
 _SHARE = f"CAST({_TEXTS} / count(*) OVER (PARTITION BY step) AS INTEGER)"
 _ROLLOUTS = f"""
     SELECT * FROM (
@@ -217,7 +217,7 @@ def rollouts_of_steps(
         part = steps[start : start + _STEPS]
         rows_of = defaultdict(list)
         ids = set()
-        for row in _of_steps(store, run, _ROLLOUTS, part, prompt=prompt_id, most=_MOST):
+        for row in _of_steps(store, run, _ROLLOUTS, part, prompt=prompt_id, most=MOST_ROLLOUTS):
             rows_of[row.step].append(row._asdict())
             ids.add(row.prompt_id)
         counted = {row.step: row._asdict() for row in _of_steps(store, run, _COUNTED, part)}
