@@ -35,6 +35,7 @@ from openrlhf_dbb.rewards.values import (
     Words,
     canonical,
     inner,
+    is_relation,
     read,
 )
 
@@ -100,12 +101,17 @@ _MORE_PARTS = [
 _MATHS = re.compile(
     rf"(?:{'|'.join(_PARTS)})(?:\s*(?:{'|'.join(_PARTS + _MORE_PARTS)}))*", re.ASCII
 )
+# Behind the digits of "5th", "2 dozen"
+_NO_NUMBER = re.compile(r"[A-Za-z]|\s*(?:dozen|hundred|thousand|million|billion)\b")
 LETTERS = "ABCDEFGHIJ"  # MMLU-Pro has up to ten options
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
 
+_SAID_ON_ITS_LINE = re.compile(
+    rf"(?:{STATEMENT.pattern})\s*(?!\\boxed)(\S[^\n]{{0,{SAID_CHARACTERS}}})", re.IGNORECASE
+)
 _PRAISED = re.compile(
-    r"(?:\b(?:option|choice|answer)\s+(?:\(?([A-Z])\)?)|\(([A-Z])\))\s+is\s+(?:the\s+)?(?:correct|right|best)\b",
+    r"(?:\b(?:option|choice|answer)\s+\(?|\()([A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)\b",
     re.IGNORECASE,
 )
 _MARKUP = re.compile(r"\*\*|__|\\[()\[\]]|[$`*]")
@@ -128,6 +134,10 @@ class Said(NamedTuple):
     start: int
     end: int
     text: str
+
+    def moved(self, by: int) -> "Said":
+        """Return it in a text where it stands further behind."""
+        return Said(self.start + by, self.end + by, self.text)
 
 
 def rewards(
@@ -368,8 +378,7 @@ def _values(
 def _numbers(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
     places = []
     for found in _MATHS.finditer(text, begin, end):
-        # 5th
-        value = read(found[0], label) if re.match("[A-Za-z]", text[found.end() :]) is None else None
+        value = None if _NO_NUMBER.match(text, found.end()) else read(found[0], label)
         if value is not None and isinstance(inner(value), Number):
             places.append((*found.span(), value))
     return places
@@ -405,6 +414,8 @@ def _is_like(value: Value, label: Value) -> bool:
         )
     if isinstance(like, Formula):
         return value.text == like.text or not (isinstance(value, Words) or value.text.isalpha())
+    if isinstance(like, Items) and isinstance(value, Formula):
+        return is_relation(like) and value.is_relation
     return isinstance(value, (type(like), Items))
 
 
@@ -428,22 +439,23 @@ def words(response: str, label: str) -> str | None:
     claims = _claims(text, read_words)
     if not claims:
         line = last_line(text).rpartition("?")[2]
-        begin = text.rindex(line)
         said = read_words(line, False)
-        claims = [Said(begin + said.start, begin + said.end, said.text)] if said else []
+        claims = [said.moved(text.rindex(line))] if said else []
     return _settled(text, claims)
 
 
 def _claims(text: str, read_said: Callable[[str, bool], Said | None]) -> list[Said]:
-    """Return what boxes and statements of a text say, in order."""
+    """Return in order what boxes say, and what is said after "the answer is" on its line."""
     claims = []
-    for place, phrase, is_box in _stated(text):
-        said = read_said(phrase, is_box)
-        if said and is_box:
-            claims.append(Said(text.rindex("\\", 0, place), place + len(phrase) + 1, said.text))
-        elif said:
-            claims.append(Said(place + said.start, place + said.end, said.text))
-    return claims
+    for start, end in boxes(text):
+        said = read_said(text[start:end], True)
+        if said:
+            claims.append(Said(text.rindex("\\", 0, start), end + 1, said.text))
+    for found in itertools.chain(_SAID_ON_ITS_LINE.finditer(text), _PRAISED.finditer(text)):
+        said = read_said(found[1].rstrip(), False)
+        if said:
+            claims.append(said.moved(found.start(1)))
+    return sorted(claims)
 
 
 def _settled(text: str, claims: list[Said]) -> str | None:
@@ -503,25 +515,6 @@ def _without_markup(text: str) -> str:
     while (bare := FONT.sub(r"\2", text)) != text:  # \textbf{\text{B}}
         text = bare
     return _MARKUP.sub("", _LATEX_SPACE.sub(" ", text))
-
-
-def _stated(text: str) -> list[tuple[int, str, bool]]:
-    """Return in order what is said after "the answer is" on its line, and, with True, in boxes that are not long."""
-    found = [
-        (start, text[start:end], True)
-        for start, end in boxes(text)
-        if end - start <= TAIL_CHARACTERS
-    ]
-    for statement in STATEMENT.finditer(text):
-        line = re.compile(r"\s*([^\n]*)").match(
-            text, statement.end(), statement.end() + SAID_CHARACTERS
-        )
-        if line and line[1].strip() and not line[1].startswith("\\boxed"):
-            found.append((line.start(1), line[1].rstrip(), False))
-    for praised in _PRAISED.finditer(text):
-        group = 1 if praised[1] else 2
-        found.append((praised.start(group), praised[group], False))
-    return sorted(found, key=lambda place: place[0])
 
 
 def _letter(said: str, is_box: bool, letters: str) -> Said | None:
