@@ -27,7 +27,6 @@ from openrlhf_dbb.rewards.foreign import ANSWER_NOUNS
 from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, TABLES, plain_signs
 from openrlhf_dbb.rewards.values import (
     UNITS,
-    Equation,
     Formula,
     Items,
     Number,
@@ -35,6 +34,7 @@ from openrlhf_dbb.rewards.values import (
     Words,
     canonical,
     inner,
+    is_relation,
     read,
 )
 
@@ -56,13 +56,17 @@ _TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _PLACE = re.compile(r"(?:(?<=\s)|\A|(?<=[:=]))\S")  # where the end of a sentence may begin
 _SAID = re.compile(
-    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|!(?=\Z|\s+[A-Z])|\n|\Z|[,;] ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
+    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|!(?=\Z|\s+[A-Z\d])|\n|\Z|[,;] ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
 )
-_IT_IS = r"(?:(?:it\s+is|it's)\s+)?"
-_LONE_NUMBER_BEFORE = re.compile(
-    rf"(?:\A|\n|[.?!]\s)[ \t$]*{_IT_IS}([-+]?[\d.,/]*\d)"
-    rf"(?:[ \t$.]*\n|[ \t$]*[.?!])\s*{_IT_IS}\Z",
-    re.IGNORECASE,
+_IT_IS = r"\bit(?:\s+is|'s)\s+"
+# A number that is a line, or all that a sentence says
+_LONE_NUMBER = re.compile(
+    rf"(?:(?:^|(?<=[.?!]\s))[ \t$]*(?:{_IT_IS})?(?=[-+]?[\d.,/]*\d[ \t$]*(?:[?!]+(?:\s|$)|[.]?[ \t$]*$))"
+    rf"|{_IT_IS}(?=[-+]?[\d.,/]*\d[.?!]\s))",
+    re.IGNORECASE | re.MULTILINE,
+)
+_INTRODUCTION = re.compile(
+    r"\\text[a-z]*\s*\{\s*(?:the\s+)?(?:\w+\s+)?answer\s+is:?\s*\}", re.IGNORECASE
 )
 _VERB = (
     r"(?:\s+(?:is|are|was|(?:would|should|must|will|has\s+to)\s+be)\b(?:\s+also\b)?\s*:?"
@@ -100,12 +104,17 @@ _MORE_PARTS = [
 _MATHS = re.compile(
     rf"(?:{'|'.join(_PARTS)})(?:\s*(?:{'|'.join(_PARTS + _MORE_PARTS)}))*", re.ASCII
 )
+# Behind the digits of "5th", "2 dozen"
+_NO_NUMBER = re.compile(r"[A-Za-z]|\s*(?:dozen|hundred|thousand|million|billion)\b")
 LETTERS = "ABCDEFGHIJ"  # MMLU-Pro has up to ten options
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
 
+_SAID_ON_ITS_LINE = re.compile(
+    rf"(?:{STATEMENT.pattern})\s*(?!\\boxed)(?=(\S[^\n]{{0,{SAID_CHARACTERS}}}))", re.IGNORECASE
+)
 _PRAISED = re.compile(
-    r"(?:\b(?:option|choice|answer)\s+(?:\(?([A-Z])\)?)|\(([A-Z])\))\s+is\s+(?:the\s+)?(?:correct|right|best)\b",
+    r"(?:\b(?:option|choice|answer)\s+\(?|\()([A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)\b",
     re.IGNORECASE,
 )
 _MARKUP = re.compile(r"\*\*|__|\\[()\[\]]|[$`*]")
@@ -128,6 +137,10 @@ class Said(NamedTuple):
     start: int
     end: int
     text: str
+
+    def moved(self, by: int) -> "Said":
+        """Return it in a text where it stands further behind."""
+        return Said(self.start + by, self.end + by, self.text)
 
 
 def rewards(
@@ -217,7 +230,7 @@ def find(response: str, label: Value) -> Value | None:
 
 
 def _in_last_box(text: str, places: list[tuple[int, int]], label: Value) -> Value | None:
-    value = _read_box(text[slice(*places[-1])], label)
+    value = read(_INTRODUCTION.sub("", text[slice(*places[-1])]), label)
     if value is None:
         return None
     start = text.rindex("\\", 0, places[-1][0])
@@ -227,22 +240,6 @@ def _in_last_box(text: str, places: list[tuple[int, int]], label: Value) -> Valu
         if not is_corrected and not _is_same(read(text[box_start:box_end], label), value):
             return None
     return value if _is_final(text, start, end, value, label) else None
-
-
-def _read_box(box: str, label: Value) -> Value | None:
-    value = read(box, label)
-    phrase = _plain(FONT.sub(r" \2 ", box))
-    if (
-        not isinstance(inner(label), Number)
-        or isinstance(value, (Number, Equation))
-        or not _PROSE.search(phrase)
-    ):
-        return value
-    numbers = _numbers(phrase, 0, len(phrase), label)
-    if len(numbers) != 1:
-        return value
-    start, end, number = numbers[0]  # the only number in a phrase, ``\text{about } 5``
-    return value if is_denied(phrase, start, end) else number
 
 
 def _in_prose(text: str, label: Value) -> Value | None:
@@ -272,16 +269,12 @@ def _first_affirmed(
     text: str, places: Iterable[tuple[int, int, Value]], label: Value
 ) -> Value | None:
     denied = set()
-    last_denied = 0
     for start, end, value in places:
         if is_denied(text, start, end):
             denied.add(canonical(value))
-            last_denied = start
             continue
-        is_far = last_denied > end and _SENTENCE_END.search(text, end, last_denied)
-        if is_far or canonical(value) in denied or not _is_final(text, start, end, value, label):
-            return None
-        return value
+        is_final = canonical(value) not in denied and _is_final(text, start, end, value, label)
+        return value if is_final else None
     return None
 
 
@@ -291,27 +284,22 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
         return False
     if isinstance(inner(label), Number) and _concludes_otherwise(text, end, value, label):
         return False
-    line = _LONE_NUMBER_BEFORE.search(text[max(0, start - SAID_CHARACTERS) : start])
-    if line is not None and not _is_same(read(line[1], label), value):
-        return False
-    statements = [statement.end() for statement in STATEMENT.finditer(text)][-MOST_OFFERS:]
-    return not any(_says_another(text, place, start, value, label) for place in statements)
+    offers = list(STATEMENT.finditer(text))
+    if not _BRACES.match(text, start):  # beside a box a number in a line is part of a calculation
+        offers += _LONE_NUMBER.finditer(text)
+    places = [offer.end() for offer in offers[-MOST_OFFERS:]]
+    return not any(_says_another(text, place, start, value, label) for place in places)
 
 
 def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> bool:
-    """Return whether later sentences, as "So there are 6.", conclude with another number than the answer."""
-    borders = [found.end() for found in _SENTENCE_END.finditer(text, end)]
-    is_other = False
-    for begin, stop in itertools.pairwise([*borders, len(text)]):
-        sentence = text[begin:stop]
+    """Return whether a later sentence, as "So there are 6.", concludes with another number than the answer."""
+    for sentence in _SENTENCE_END.split(text[end:])[1:]:
         numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
-        if any(_is_same(number, value) for number in numbers):
-            is_other = False
-        elif (
-            CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence))
-        ) or ASSERTION.search(sentence):
-            is_other = True
-    return is_other
+        is_conclusion = CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence))
+        is_same = any(_is_same(number, value) for number in numbers)
+        if not is_same and (is_conclusion or ASSERTION.search(sentence)):
+            return True
+    return False
 
 
 def _has_alternative(text: str, start: int, end: int, value: Value, label: Value) -> bool:
@@ -368,8 +356,7 @@ def _values(
 def _numbers(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
     places = []
     for found in _MATHS.finditer(text, begin, end):
-        # 5th
-        value = read(found[0], label) if re.match("[A-Za-z]", text[found.end() :]) is None else None
+        value = None if _NO_NUMBER.match(text, found.end()) else read(found[0], label)
         if value is not None and isinstance(inner(value), Number):
             places.append((*found.span(), value))
     return places
@@ -405,6 +392,8 @@ def _is_like(value: Value, label: Value) -> bool:
         )
     if isinstance(like, Formula):
         return value.text == like.text or not (isinstance(value, Words) or value.text.isalpha())
+    if isinstance(like, Items) and isinstance(value, Formula):
+        return is_relation(like) and value.is_relation
     return isinstance(value, (type(like), Items))
 
 
@@ -428,22 +417,23 @@ def words(response: str, label: str) -> str | None:
     claims = _claims(text, read_words)
     if not claims:
         line = last_line(text).rpartition("?")[2]
-        begin = text.rindex(line)
         said = read_words(line, False)
-        claims = [Said(begin + said.start, begin + said.end, said.text)] if said else []
+        claims = [said.moved(text.rindex(line))] if said else []
     return _settled(text, claims)
 
 
 def _claims(text: str, read_said: Callable[[str, bool], Said | None]) -> list[Said]:
-    """Return what boxes and statements of a text say, in order."""
+    """Return in order what boxes say, and what is said after "the answer is" on its line."""
     claims = []
-    for place, phrase, is_box in _stated(text):
-        said = read_said(phrase, is_box)
-        if said and is_box:
-            claims.append(Said(text.rindex("\\", 0, place), place + len(phrase) + 1, said.text))
-        elif said:
-            claims.append(Said(place + said.start, place + said.end, said.text))
-    return claims
+    for start, end in boxes(text):
+        said = read_said(text[start:end], True)
+        if said:
+            claims.append(Said(text.rindex("\\", 0, start), end + 1, said.text))
+    for found in itertools.chain(_SAID_ON_ITS_LINE.finditer(text), _PRAISED.finditer(text)):
+        said = read_said(found[1].rstrip(), False)
+        if said:
+            claims.append(said.moved(found.start(1)))
+    return sorted(claims)
 
 
 def _settled(text: str, claims: list[Said]) -> str | None:
@@ -503,25 +493,6 @@ def _without_markup(text: str) -> str:
     while (bare := FONT.sub(r"\2", text)) != text:  # \textbf{\text{B}}
         text = bare
     return _MARKUP.sub("", _LATEX_SPACE.sub(" ", text))
-
-
-def _stated(text: str) -> list[tuple[int, str, bool]]:
-    """Return in order what is said after "the answer is" on its line, and, with True, in boxes that are not long."""
-    found = [
-        (start, text[start:end], True)
-        for start, end in boxes(text)
-        if end - start <= TAIL_CHARACTERS
-    ]
-    for statement in STATEMENT.finditer(text):
-        line = re.compile(r"\s*([^\n]*)").match(
-            text, statement.end(), statement.end() + SAID_CHARACTERS
-        )
-        if line and line[1].strip() and not line[1].startswith("\\boxed"):
-            found.append((line.start(1), line[1].rstrip(), False))
-    for praised in _PRAISED.finditer(text):
-        group = 1 if praised[1] else 2
-        found.append((praised.start(group), praised[group], False))
-    return sorted(found, key=lambda place: place[0])
 
 
 def _letter(said: str, is_box: bool, letters: str) -> Said | None:

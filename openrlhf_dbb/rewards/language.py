@@ -20,7 +20,6 @@ _FEWEST_SPOKEN = 6  # of one that speaks to somebody
 _SPOKEN = re.compile(r"\b(?:let|i|me|my|you|your|it|something|hold|no|well)\b", re.IGNORECASE)
 _MOST_UNITS = 6  # words behind an answer that need no verb: "eggs per day"
 _MOST_NAMES = 3  # words before ":" in a language that is not known
-_MOST_IDEOGRAPHS = 12  # in a sentence behind an answer
 
 _FORMULA = re.compile(r"\$\$[^$]*\$\$|\$[^$\n]*\$|\\(?:begin|end)\{[^}]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}(?:'[a-z]+)?")
@@ -152,14 +151,8 @@ def is_read_later(sentence: str) -> bool:
         return False
     if languages(prose):
         return not is_remark and ("=" in sentence or re.search(r"\d", sentence) is None)
-    if _OTHER_SCRIPT.search(prose) or _is_odd(sentence):
+    if _OTHER_SCRIPT.search(prose) or is_strange_deed(sentence) or is_chinese_doubt(sentence):
         return False
     if _may_stand_alone(sentence) or sentence.strip() == "OR":  # another way follows
         return True
     return _is_english(sentence) and not is_remark
-
-
-def _is_odd(sentence: str) -> bool:
-    if is_strange_deed(sentence) or is_chinese_doubt(sentence):
-        return True
-    return len(re.findall(IDEOGRAPH, sentence)) > _MOST_IDEOGRAPHS

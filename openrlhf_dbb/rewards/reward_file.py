@@ -50,38 +50,45 @@ def scored(
 def checked(result: Any, source: str) -> Scored:
     """Return reward, score, logs and what was read of one response; reward and score are both None if it is missing.
 
-    Raise RewardError unless ``source`` gave a dictionary with one finite number or None as "rewards" (and "scores").
+    Raises:
+        RewardError: ``source`` gave no dictionary with one finite number or None as "rewards" (and "scores").
     """
-    is_form = (
-        isinstance(result, dict)
-        and "rewards" in result
-        and isinstance(result.get("extra_logs"), dict | None)
-    )
-    reward, score = (
-        (_number(result.get(key)) for key in ("rewards", "scores")) if is_form else (math.nan, None)
-    )
-    read = result.get("read") if is_form else None
-    read = read[0] if isinstance(read, (list, tuple)) and len(read) == 1 else read
-    if math.nan in (reward, score) or not isinstance(read, str | None):
-        shown = " ".join(repr(result)[:200].split())[:80]
-        raise RewardError(
-            f'{source} returned {shown}; return {{"rewards": [one number or None for each response]}}'
-        )
-    return (
-        reward,
-        reward if reward is None or score is None else score,
-        result.get("extra_logs") or {},
-        read,
-    )
+    if not isinstance(result, dict):
+        raise _no_reward(result, source)
+    reward = _number(result.get("rewards", math.nan))
+    score = _number(result.get("scores"))
+    logs = result.get("extra_logs") or {}
+    read = _only(result.get("read"))
+    is_form = isinstance(logs, dict) and isinstance(read, str | None)
+    if not is_form or math.nan in (reward, score):
+        raise _no_reward(result, source)
+    if reward is None or score is None:
+        score = reward
+    return reward, score, logs, read
+
+
+def _no_reward(result: Any, source: str) -> RewardError:
+    shown = " ".join(repr(result)[:200].split())[:80]
+    form = '{"rewards": [one number or None for each response]}'
+    return RewardError(f"{source} returned {shown}; return {form}")
+
+
+def _only(value: Any) -> Any:
+    """Return the item of a list of one, or of an array; any other value as it is."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
 def _number(value: Any) -> float | None:
     """Return the number in a scalar or a list of one; None stays None, all else is math.nan."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    value = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
-    value = value.tolist() if hasattr(value, "tolist") else value
+    value = _only(value)
+    if hasattr(value, "tolist"):  # a NumPy number in a list
+        value = value.tolist()
+    if value is None:
+        return None
     is_number = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
-    return None if value is None else float(value) if is_number else math.nan
+    return float(value) if is_number else math.nan
 
 
 def _failure(error: BaseException, file: str) -> str:
@@ -119,6 +126,23 @@ def rows_to_try(prompts: Sequence[str], labels: Sequence[str]) -> list[tuple[str
     return list(zip(prompts, labels, strict=True))[::step][:TRIED_PROMPTS]
 
 
+class Trial:
+    """What a reward function gave for ``prompts`` prompts: its ``scores``, and how many questions it ``paid``."""
+
+    def __init__(self) -> None:
+        self.scores: list[float] = []
+        self.prompts = 0
+        self.paid = 0
+
+    def add(self, results: Sequence[Scored]) -> None:
+        """Add the results for the question as a response, the label and nothing."""
+        self.scores += [score for _, score, *_ in results if score is not None]
+        reward_of_question = results[0][0]
+        if reward_of_question is not None and reward_of_question >= 1:
+            self.paid += 1
+        self.prompts += 1
+
+
 def judge(tried: dict[str, Any], source: str, estimator: RewardEstimator) -> list[str]:
     """Return a warning if ``source`` paid for prompts as responses to themselves.
 
@@ -133,10 +157,11 @@ def judge(tried: dict[str, Any], source: str, estimator: RewardEstimator) -> lis
         estimator.belief.check(np.array([tried["scores"]]))
     except RewardSupportError as error:
         raise UsageError(str(refusal(estimator, error, source))) from error
-    share, asked = tried["paid"] / tried["prompts"], tried["prompts"]
+    share = tried["paid"] / tried["prompts"]
     warning = (
-        f"{name}, given the prompt itself as the response, scores {share:.0%} of {asked} sampled prompts as right: the "
-        "model can learn to repeat the question; use a stricter reward, or ask for the answer in another form"
+        f"{name}, given the prompt itself as the response, scores {share:.0%} of {tried['prompts']} "
+        "sampled prompts as right: the model can learn to repeat the question; use a stricter "
+        "reward, or ask for the answer in another form"
     )
     return [warning] if share else []
 
@@ -146,33 +171,31 @@ def judge(tried: dict[str, Any], source: str, estimator: RewardEstimator) -> lis
 
 def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return "scores", the numbers of "prompts" and of those "paid"; or why it "failed"."""
-    scores: list[float] = []
-    paid, prompts, began = 0, 0, time.monotonic()
     try:
-        spec: Any = importlib.util.spec_from_file_location("reward_func", file)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        reward_func: Any = getattr(module, "reward_func", None)
-        if not callable(reward_func):
-            raise RewardError(
-                f"{file} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)"
-            )
-        for prompt, label in rows:
-            tried = [
-                scored(reward_func, file, prompt + text, prompt, label)
-                for text in (prompt, label, "")
-            ]
-            scores += [score for _, score, *_ in tried if score is not None]
-            paid, prompts = paid + ((tried[0][0] or 0) >= 1), prompts + 1
-            if time.monotonic() - began > _SCORING_S:
-                break
+        return _tried(file, rows)
+    except RewardError as error:
+        return {"failed": str(error)}
     except (Exception, SystemExit) as error:
-        return {
-            "failed": str(error)
-            if isinstance(error, RewardError)
-            else f"{file} failed: {_failure(error, file)}"
-        }
-    return {"scores": scores, "prompts": prompts, "paid": paid}
+        return {"failed": f"{file} failed: {_failure(error, file)}"}
+
+
+def _tried(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+    began = time.monotonic()
+    spec: Any = importlib.util.spec_from_file_location("reward_func", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    reward_func: Any = getattr(module, "reward_func", None)
+    if not callable(reward_func):
+        raise RewardError(
+            f"{file} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)"
+        )
+    trial = Trial()
+    for prompt, label in rows:
+        responses = (prompt, label, "")
+        trial.add([scored(reward_func, file, prompt + text, prompt, label) for text in responses])
+        if time.monotonic() - began > _SCORING_S:
+            break
+    return vars(trial)
 
 
 if __name__ == "__main__":

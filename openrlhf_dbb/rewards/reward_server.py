@@ -15,7 +15,7 @@ import aiohttp
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import RewardEstimator
-from openrlhf_dbb.rewards.reward_file import RewardError, checked, judge, rows_to_try
+from openrlhf_dbb.rewards.reward_file import RewardError, Trial, checked, judge, rows_to_try
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.terminal import shown
 
@@ -27,6 +27,7 @@ _QUOTED = 200  # characters of an answer that is no reward
 
 
 def name_of(url: str) -> str:
+    """Return how messages name a reward server, without the passwords of its URL."""
     return f"the reward server {without_passwords(url)}"
 
 
@@ -91,19 +92,12 @@ def check(
 
 async def _try(url: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return "scores", and the numbers of "prompts" and of those "paid" for a repeated question."""
-    scores: list[float] = []
-    prompts = 0
-    paid = 0
+    trial = Trial()
     began = time.monotonic()
     for prompt, label in rows:
         responses = (prompt, label, "")
         asked = [_ask_once(url, prompt + text, prompt, label, TRIAL_S) for text in responses]
-        results = [checked(answer, name_of(url)) for answer in await asyncio.gather(*asked)]
-        scores += [score for _, score, *_ in results if score is not None]
-        reward_of_question = results[0][0]
-        if reward_of_question is not None and reward_of_question >= 1:
-            paid += 1
-        prompts += 1
+        trial.add([checked(answer, name_of(url)) for answer in await asyncio.gather(*asked)])
         if time.monotonic() - began > TRIAL_S:  # a slow server is tried on fewer
             break
-    return {"scores": scores, "prompts": prompts, "paid": paid}
+    return vars(trial)

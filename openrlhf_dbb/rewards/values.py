@@ -27,12 +27,10 @@ MOST_ITEMS = 50
 LARGEST_EXPONENT = 1000
 # Says of two formulas whether they are equal; None if it cannot tell
 Ask = Callable[[str, str], bool | None]
-Unit = tuple[str, Fraction]  # the base unit with its power, as m^2, and the factor to it
 
 _COMMA = rf"[,;]|{UPRIGHT}?\b(?:and|or)\b"
 _UNION = r"\\cup(?![A-Za-z])"
 _RELATION = r"[=<>]|\\(?:approx|le|ge|ne|in)(?![A-Za-z])"
-_TURNED = {">": "<", r"\ge": r"\le"}
 _LETTERS = r"[^\W\d_]+"
 _BARE_WORD = (  # letters that are a word and no product of variables
     rf"(?<![^\W\d_])(?<![\\{UPRIGHT}])(?![A-Z]+(?![^\W\d_])|[^\W\d_]+[A-Z])"  # not GM, GMm
@@ -49,7 +47,8 @@ _PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
 # 9 (apples)
 _REMARK = re.compile(rf"(?<=[\d}}%]) ?\(([A-Za-z{UPRIGHT}][A-Za-z{UPRIGHT}' ,.&-]*)\)$")
 _NO_UNIT = re.compile(
-    rf"{UPRIGHT}?\b(?:is|are|was|were|not|or|and|than|if|to|from|at|but|mod|plus|minus|times|over|by|no|wrong|false)\b"
+    rf"{UPRIGHT}?\b(?:is|are|was|were|not|or|and|than|if|to|from|at|but|mod|plus|minus|times|over|by|no|wrong|false"
+    r"|dozen|hundred|thousand|million|billion)\b"
 )
 _SIGN = rf"(?P<sign>[-+]|{UPRIGHT}?(?:minus|negative)\ ?)?(?:(?P<money>[$\u20ac\u00a3\u00a5])(?P<inner>-)?)?"
 # 2\frac{1}{3}
@@ -70,16 +69,10 @@ _BRACKETS = re.compile(r"(\\?\{|[(\[])(.*?)(\\\}|[)\]}])", re.DOTALL)
 # \frac{27}{35} \approx 0.771
 _APPROXIMATION = re.compile(r"(.*\S) ?(?:\\approx|=) ?(-?\d*\.\d+)\D*")
 
-UNITS = {
-    name: (base, Fraction(factor))
-    for base, sizes in TABLES["units"].items()
-    for factor, *names in map(str.split, sizes)
-    for name in names
-}
+UNITS = {name: unit for unit, names in TABLES["units"].items() for name in names.split()}
 _UNIT = re.compile(
-    r"(?P<before>square |sq\.? ?|cubic )?(?P<name>[A-Za-z$\u20ac\u00a3\u00a5]+)"
+    r"(?:(?P<before>square|sq|cubic)\.? ?)?(?P<name>[A-Za-z$\u20ac\u00a3\u00a5]+)"
     r"(?: ?\^?(?P<power>[23])| (?P<after>squared|cubed))?"
-    r"(?: ?(?:/|per ) ?(?P<over>[A-Za-z]+)(?: ?\^?(?P<below>[23]))?)?"
 )
 _POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
 _BARE = re.compile(rf"(?<![A-Za-z\\{UPRIGHT}])(?:[A-Za-z]|in)(?![A-Za-z])")
@@ -103,7 +96,7 @@ class Value:
 @dataclass(frozen=True)
 class Number(Value):
     value: Fraction
-    unit: Unit | None = None
+    unit: str | None = None  # with its power, as m^2 or m^1/s^2
     is_percent: bool = False
     half_place: Fraction | None = None  # of a decimal, half a unit of its last place; None: exact
     is_reducible: bool = False  # a fraction that is not in lowest terms: 10/2
@@ -154,7 +147,7 @@ def read(text: str, like: Value | None = None) -> Value | None:
 
 def _right_side(value: Value | None, like: Value | None) -> Value | None:
     """Return 5 for ``m + n = 5`` if the label is no relation, any other value as it is."""
-    if like is None or _is_relation(like) or not isinstance(value, Formula):
+    if like is None or is_relation(like) or not isinstance(value, Formula):
         return value
     return value.right or value
 
@@ -205,19 +198,19 @@ def _list(text: str, numeric: bool) -> Value | None:
 
 
 def _named(members: Items) -> Value:
-    """Return the list of what stands behind names: ``x=3, y=-2`` is a tuple, ``n = 1, 2, 3`` an equation."""
-    names = [value.name if isinstance(value, Equation) else "" for value in members.items]
+    """Return the list of what stands behind names: ``x=3, y=-2`` is a tuple, ``n = 1, 2, 3`` a list."""
+    named = [value for value in members.items if isinstance(value, Equation)]
+    names = {value.name for value in named}
     items = tuple(map(inner, members.items))
-    if all(names) and len(set(names)) == len(names):
-        order = sorted(range(len(names)), key=names.__getitem__)
-        return Items(members.text, "()", tuple(items[place] for place in order))
-    if names[0] and not any(names[1:]):
-        return Equation(members.text, names[0], Items(members.text, ",", items))
-    return (
-        Items(members.text, ",", items)
-        if len(set(names)) == 1
-        else Formula(members.text, is_relation=True)
-    )
+    if len(names) > 1:
+        if len(names) < len(items):
+            return Formula(members.text, is_relation=True)
+        return Items(members.text, "()", tuple(inner(value) for value in sorted(named, key=_name)))
+    return Items(members.text, ",", items)
+
+
+def _name(equation: Equation) -> str:
+    return equation.name
 
 
 def _relation(text: str, numeric: bool) -> Value | None:
@@ -233,7 +226,7 @@ def _relation(text: str, numeric: bool) -> Value | None:
     if names[0] and signs == [r"\in"]:
         value = _single(members[1], numeric)
         return value and Equation(written, latex(members[0]), value)
-    return _interval(written, members, signs, names) or Formula(written, is_relation=True)
+    return Formula(written, is_relation=True)
 
 
 def _equation(text: str, members: list[str], names: list[bool], numeric: bool) -> Value | None:
@@ -254,22 +247,6 @@ def _is_true(values: list[Value | None]) -> bool:
     """Return whether the numbers of an equation agree, and are no repetition as ``5 = 5``."""
     numbers = [value for value in values if isinstance(value, Number)]
     return all(left != right and _agree(left, right) for left, right in itertools.pairwise(numbers))
-
-
-def _interval(text: str, members: list[str], signs: list[str], names: list[bool]) -> Value | None:
-    """Return the interval of ``a < x <= b`` or ``x > a``; None for any other relation."""
-    if set(signs) <= {">", r"\ge"}:
-        turned = [_TURNED[sign] for sign in signs[::-1]]
-        return _interval(text, members[::-1], turned, names[::-1])
-    if names == [True, False]:
-        return _interval(text, [r"-\infty", *members], ["<", *signs], [False, *names])
-    if names == [False, True]:
-        return _interval(text, [*members, r"\infty"], [*signs, "<"], [*names, False])
-    if names != [False, True, False] or not set(signs) <= {"<", r"\le"}:
-        return None
-    kind = ("[" if signs[0] == r"\le" else "(") + ("]" if signs[1] == r"\le" else ")")
-    interval = _items(text, kind, members[::2])
-    return interval and Equation(text, latex(members[1]), interval)
 
 
 def _single(text: str, numeric: bool = False) -> Value | None:
@@ -350,12 +327,8 @@ def _number(text: str, numeric: bool) -> Number | None:
     return _number_of(found, size, unit)
 
 
-def _number_of(found: re.Match[str], size: Fraction, unit: Unit | None) -> Number:
+def _number_of(found: re.Match[str], size: Fraction, unit: str | None) -> Number:
     places = len((found["decimal"] or "").partition(".")[2])
-    if unit and unit[0].startswith("count"):  # 2.5 million
-        size *= unit[1]
-        unit = None
-        places = 0
     value = -size if _is_negative(found) else size
     return Number(
         text=_written(value, found) if places else _fraction(value),
@@ -403,22 +376,24 @@ def _mixed(above: int, below: int, whole: str | None) -> Fraction | None:
     return int(whole or 0) + Fraction(above, below)
 
 
-def unit_of(text: str, *, letters: bool = False) -> Unit | None:
+def unit_of(text: str, *, letters: bool = False) -> str | None:
     """Return the unit that a normal text is, or None. With ``letters`` a bare m is a metre and no variable."""
     bare = set(_BARE.findall(text))
     if not bare <= (_UNITS_WITHOUT_FONT if letters else set()):
         return None
-    text = re.sub(r"\^ ?\\circ ?", "degree", re.sub(rf"[{{}}{UPRIGHT}]", "", text).strip())
+    text = re.sub(r"\^ ?\\circ ?", "degree", re.sub(rf"[{{}}{UPRIGHT}]", "", text))
+    units = [_base_unit(part.strip()) for part in re.split(r"/|\bper\b", text)]
+    return "/".join(units) if all(units) else None
+
+
+def _base_unit(text: str) -> str:
+    """Return a unit with its power, as ``m^2``; "" if there is no such unit."""
     found = _UNIT.fullmatch(text)
-    if found is None or not all(map(_known_unit, filter(None, (found["name"], found["over"])))):
-        return None
-    base, size = UNITS[_known_unit(found["name"])]
-    over, over_size = UNITS[_known_unit(found["over"])] if found["over"] else ("", 1)
-    power = _POWERS.get(
-        (found["before"] or found["after"] or "").strip(" ."), found["power"] or "1"
-    )
-    below = found["below"] or "1"
-    return f"{base}^{power}/{over}^{below}", size ** int(power) / over_size ** int(below)
+    name = _known_unit(found["name"]) if found else ""
+    if found is None or not name:
+        return ""
+    power = found["power"] or _POWERS.get(found["before"] or found["after"], "1")
+    return f"{UNITS[name]}^{power}"
 
 
 def _known_unit(name: str) -> str:
@@ -441,9 +416,6 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
     if not any(isinstance(value, Formula) and value.is_relation for value in (label, answer)):
         label = inner(label)
         answer = inner(answer)
-    # 5m, and 5 metres
-    if isinstance(label, Formula) and isinstance(answer, Number) and answer.unit:
-        label = _number(label.text, True) or label
     return _same_value(label, answer, ask)
 
 
@@ -467,17 +439,18 @@ def _have_other_letters(label: Value, answer: Value) -> bool:
 def _same_formula(label: Value, answer: Value, ask: Ask) -> bool | None:
     kinds = {type(label), type(answer)}
     is_vector = kinds == {Items, Formula} and r"\begin" in label.text + answer.text
-    is_relation = _is_relation(label)
+    has_relation = is_relation(label)
     if is_vector or (
         Words not in kinds
-        and is_relation == _is_relation(answer)
-        and (is_relation or Items not in kinds)
+        and has_relation == is_relation(answer)
+        and (has_relation or Items not in kinds)
     ):
         return ask(label.text, answer.text)
     return False
 
 
-def _is_relation(value: Value) -> bool:
+def is_relation(value: Value) -> bool:
+    """Return whether a value is an equation, an inequality or an interval, which may equal one."""
     if isinstance(value, Formula):
         return value.is_relation
     return isinstance(value, Equation) or (
@@ -493,15 +466,14 @@ def _same_number(label: Number, answer: Number) -> bool:
 
 
 def _readings(label: Number, answer: Number) -> list[Fraction]:
-    """Return what an answer may be in the label's unit."""
+    """Return what an answer may be beside the label; nothing if their units differ."""
     given = answer.value
     if label.is_percent and not answer.is_percent:  # 28 % is 28, and 0.28
         return [given, given * 100]
     if answer.is_percent and not label.is_percent:  # 50 % is 0.5; 500 % is no good way to write 5
         return [given / 100] if abs(label.value) <= 1 else []
-    if not label.unit or not answer.unit:
-        return [given]
-    return [given * answer.unit[1] / label.unit[1]] if label.unit[0] == answer.unit[0] else []
+    have_other_units = label.unit and answer.unit and label.unit != answer.unit
+    return [] if have_other_units else [given]
 
 
 def _is_near(label: Number, answer: Number, given: Fraction) -> bool:
