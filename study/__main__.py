@@ -169,7 +169,7 @@ def _collect(arguments: argparse.Namespace) -> int:
 
 
 def _draw(_: argparse.Namespace) -> int:
-    from study import cells, claims, draws, figures, rows
+    from study import cells, claims, draws, figures, rival, rows
 
     for name in ("main", "real"):
         _write_tables(rows.load(RESULTS / name), TABLES / name)
@@ -184,6 +184,9 @@ def _draw(_: argparse.Namespace) -> int:
     _write_page(
         TABLES / "draws", draws.TITLE, map(cells.markdown, draws.report(RESULTS / "draws", FIGURES))
     )
+    if (RESULTS / rival.NAME).exists():  # it is drawn once all its runs have ended
+        page = map(cells.markdown, rival.report(RESULTS / rival.NAME, FIGURES))
+        _write_page(TABLES / rival.NAME, rival.TITLE, page)
     _write_page(
         TABLES / "rare", rare.TITLE, map(cells.markdown, rare.report(RESULTS / "rare", FIGURES))
     )
