@@ -4,5 +4,5 @@ run         of every training: names, folders, checkpoints, data
 places      of every training: GPUs and adapters
 replay      of every training: --replay.samples
 alone       OpenRLHF alone, --estimator none
-posteriors  with an estimator; among them those of every trainer, ``core/rules.py``
+posteriors  with an estimator; among them those of the training's parts, ``core/rules.py``, and of evaluations
 """
