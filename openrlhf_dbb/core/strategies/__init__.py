@@ -3,6 +3,7 @@
     here       the contract: RolloutStrategy, Sampler, Decision; the registry; plain: every prompt, every group
     dynamic    groups of zero variance are replaced (DAPO)
     greso      prompts whose groups had zero variance are skipped (GRESO)
+    draws      what the following three have in common
     posterior  prompts are drawn by the variance that their posterior expects
     limit      prompts that are too easy or too hard rest, and come back every few passes
     target     prompts near a pass rate that moves during the run
@@ -47,6 +48,11 @@ class Predictive:
     alpha: NDArray[np.float64]  # > 0
     beta: NDArray[np.float64]  # > 0
     unverified: NDArray[np.bool_] | None = None  # its last visits yielded no score; None: of none
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """The expected success probability of each prompt, (P,) in (0, 1)."""
+        return self.alpha / (self.alpha + self.beta)
 
 
 class Decision(Enum):
