@@ -10,53 +10,18 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.engine import table
-from openrlhf_dbb.storage.read import ADVANTAGE, prompt_history, prompt_texts, whole_prompts
+from openrlhf_dbb.storage.read import prompt_texts, whole_prompts
 from openrlhf_dbb.storage.records import Floats, Integers
 from openrlhf_dbb.terminal import readable
-from openrlhf_dbb.watch import history
+from openrlhf_dbb.watch import history, queries
 from openrlhf_dbb.watch.history import Visits
+from openrlhf_dbb.watch.queries import Columns
 
 Answer = dict[str, Any]
-Columns = dict[str, Floats]  # (V,) each, by name
 
 _TEXT = 500  # characters of a prompt in the table
 _BLOCK = 20_000  # prompts that are read at a time
 _STEPS = 50  # steps whose rollouts are read at a time
-_VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
-_ALL_VISITS = """
-    SELECT prompt_id, step, rollouts, successes, alpha, beta,
-           coalesce(alpha / nullif(alpha + beta, 0), mean) AS mean,
-           coalesce((alpha / nullif(alpha + beta, 0)) * (beta / nullif(alpha + beta, 0)),
-                    variance) AS variance, lag
-    FROM posterior_history WHERE run_id = :run AND {of_prompts} ORDER BY prompt_id, step"""
-_KEPT = """
-    SELECT prompt_id, step, count(*) AS kept FROM dbb_rollout
-    WHERE run_id = :run AND {chosen} GROUP BY prompt_id, step"""
-_TEXTS = 4_000_000  # characters of the responses of a step in an answer, about
-_MOST = 5_000  # rollouts of a step in an answer
-_SHARE = f"CAST({_TEXTS} / count(*) OVER (PARTITION BY step) AS INTEGER)"
-_ROLLOUTS = f"""
-    SELECT * FROM (
-        SELECT step, prompt_id, sample, reward, score, {ADVANTAGE}, baseline, scale, weight,
-               length, truncated, missing, log_prob, lag, read, substr(text, 1, {_SHARE}) AS text,
-               CASE WHEN length(text) > {_SHARE} THEN length(text) END AS cut_from,
-               count(*) OVER (PARTITION BY step) AS kept,
-               row_number() OVER (PARTITION BY step ORDER BY prompt_id, sample) AS place
-        FROM rollouts r JOIN dbb_step s USING (run_id, step)
-        WHERE run_id = :run AND {{of_steps}} AND prompt_id = coalesce(:prompt, prompt_id)) placed
-    WHERE place <= :most ORDER BY prompt_id, sample"""
-_GROUP = (
-    "step",
-    "prompt_id",
-    "rollouts",
-    "successes",
-    "alpha",
-    "beta",
-    "mean",
-    "variance",
-    "before",
-)
 _SHOWN_OF_GROUP = (
     "rollouts",
     "successes",
@@ -65,17 +30,6 @@ _SHOWN_OF_GROUP = (
     "low",
     "high",
 )
-_GROUPS = """
-    SELECT step, prompt_id, rollouts, successes, alpha, beta,
-           coalesce(alpha / nullif(alpha + beta, 0), mean) AS mean,
-           coalesce((alpha / nullif(alpha + beta, 0)) * (beta / nullif(alpha + beta, 0)),
-                    variance) AS variance,
-           prev_alpha / nullif(prev_alpha + prev_beta, 0) AS before
-    FROM dbb_history
-    WHERE run_id = :run AND {of_steps} AND prompt_id = coalesce(:prompt, prompt_id)"""
-_COUNTED = """
-    SELECT step, form, generated, generated - trained AS filtered, skipped
-    FROM dbb_step WHERE run_id = :run AND {of_steps}"""
 
 
 def prompt_table(store: PosteriorStore, visits: Visits) -> Answer:
@@ -110,19 +64,10 @@ def one_prompt(
 
     ``unit``: whether the scores of the run lie in [0, 1]; otherwise "state" is None.
     """
-    values = {"run": run.run_id, "prompt": prompt_id}
-    query = "SELECT mean FROM posteriors WHERE run_id = :run AND prompt_id = :prompt"
-    posterior = store.query(query, **values)
-    if not posterior:
+    found = queries.prompt(store, run, prompt_id)
+    if found is None:
         return None
-    rows = prompt_history(store, run, prompt_id)
-    log = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _VISIT}
-    log["prompt_id"] = np.full(len(rows), float(prompt_id))
-    # By step, since the table is keyed by it: otherwise all kept rollouts of the run would be read.
-    of_steps = f"prompt_id = :prompt AND {store.database.one_of('step')}"
-    steps = store.database.ids(log["step"].astype(np.int64))
-    kept = store.query(_KEPT.format(chosen=of_steps), ids=steps, **values)
-    mean = np.array([posterior[0].mean], dtype=np.float64)
+    mean, log, kept = found
     ((_, answer),) = _answers(store, np.array([prompt_id]), mean, log, kept, unit)
     return answer
 
@@ -134,16 +79,10 @@ def every_prompt(
 
     ``order``: (P,) places in ``visits``.
     """
-    of_prompts = store.database.one_of("prompt_id")
-    kind = [(name, "<f8") for name in ("prompt_id", *_VISIT)]
     for start in range(0, len(order), _BLOCK):
         places = order[start : start + _BLOCK]
         ids = visits.prompt_id[places]
-        values = {"run": run.run_id, "ids": store.database.ids(ids)}
-        with store.database.transaction() as connection:
-            rows = table(connection, kind, _ALL_VISITS.format(of_prompts=of_prompts), values)
-        log = {name: np.ascontiguousarray(rows[name]) for name, _ in kind}
-        kept = store.query(_KEPT.format(chosen=of_prompts), **values)
+        log, kept = queries.prompts(store, run, ids)
         yield from _answers(store, ids, visits.mean[places], log, kept, visits.unit)
 
 
@@ -201,8 +140,7 @@ def _interval(log: Columns) -> Columns:
 
 def latest_rollouts(store: PosteriorStore, run: RunRecord) -> Answer:
     """Return the kept rollouts of the last step that has any, as :func:`rollouts_of_step`."""
-    query = "SELECT max(step) AS step FROM dbb_rollout WHERE run_id = :run"
-    step = store.query(query, run=run.run_id)[0].step
+    step = queries.latest_step(store, run)
     if step is None:
         return {"step": None, "rollouts": [], "prompts": {}}
     return rollouts_of_step(store, run, step)
@@ -226,15 +164,16 @@ def rollouts_of_steps(
     """
     for start in range(0, len(steps), _STEPS):
         part = steps[start : start + _STEPS]
+        found = queries.rollouts(store, run, part, prompt_id)
         rows_of = defaultdict(list)
         ids = set()
-        for row in _of_steps(store, run, _ROLLOUTS, part, prompt=prompt_id, most=_MOST):
+        for row in found.rows:
             rows_of[row.step].append(row._asdict())
             ids.add(row.prompt_id)
-        counted = {row.step: row._asdict() for row in _of_steps(store, run, _COUNTED, part)}
+        counted = {row.step: row._asdict() for row in found.counted}
         numbers = np.array(sorted(ids), dtype=np.int64)
         texts = dict(zip(numbers.tolist(), whole_prompts(store, numbers), strict=True))
-        groups = _groups(store, run, part, prompt_id)
+        groups = _groups(found.groups)
         for step in part:
             answer = {"step": step, **counted.get(step, {})}
             if answer.get("form"):
@@ -242,30 +181,11 @@ def rollouts_of_steps(
             yield step, answer | _of_step(rows_of[step], texts, groups)
 
 
-def _of_steps(
-    store: PosteriorStore,
-    run: RunRecord,
-    query: str,
-    steps: list[int],
-    **values: Any,
-) -> list[Any]:
-    query = query.format(of_steps=store.database.one_of("step"))
-    return store.query(query, run=run.run_id, ids=store.database.ids(np.array(steps)), **values)
-
-
-def _groups(
-    store: PosteriorStore, run: RunRecord, steps: list[int], prompt_id: int | None
-) -> dict[tuple[int, int], Answer]:
+def _groups(log: Columns) -> dict[tuple[int, int], Answer]:
     """Return by step and prompt the rewards seen of a group, and the posterior around it."""
-    kind = [(name, "<f8") for name in _GROUP]
-    query = _GROUPS.format(of_steps=store.database.one_of("step"))
-    ids = store.database.ids(np.array(steps))
-    with store.database.transaction() as connection:
-        rows = table(connection, kind, query, {"run": run.run_id, "ids": ids, "prompt": prompt_id})
-    log = {name: np.ascontiguousarray(rows[name]) for name in _GROUP}
-    log |= _interval(log)
+    log = log | _interval(log)
     groups = {}
-    for at in range(len(rows)):
+    for at in range(len(log["step"])):
         group = {name: log[name][at] for name in _SHOWN_OF_GROUP}
         groups[int(log["step"][at]), int(log["prompt_id"][at])] = group
     return groups
