@@ -5,13 +5,14 @@ Axes: P prompts, G rollouts per prompt, F numbers that are kept for each prompt.
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.estimators.registry import Registry, check
+from openrlhf_dbb.estimators.registry import Owner, Refusal, Registry, Rule, check
 from openrlhf_dbb.estimators.registry import parameter as parameter
 
 Floats = NDArray[np.float64]
@@ -85,7 +86,32 @@ class RewardSupportError(ValueError):
         return f"rewards[{self.row}, {self.column}] = {self.value:.10g} is not {self.allowed}"
 
 
-class RewardEstimator(ABC):
+def too_few_rollouts(estimator: "RewardEstimator", training: "Training") -> Refusal:
+    """A group mean of one rollout is that rollout: every advantage would be 0."""
+    needed = estimator.min_rollouts
+    if training.group is None or training.group >= needed:
+        return None
+    both = f"{training.shown_estimator} with {training.shown('group', training.group)}"
+    return (
+        f"{both}: it needs {needed} or more rollouts of a prompt; give more, or use "
+        f"{training.shown('estimator', 'auto')}, which has a history"
+    )
+
+
+def any_real_number(estimator: "RewardEstimator", training: "Training") -> Refusal:
+    """An estimator of success rates cannot take a reward model's score."""
+    takes_any = estimator.support == "real" and estimator.belief.support == "real"
+    if not training.real_rewards or takes_any:
+        return None
+    return (
+        f"{training.real_rewards} with {training.shown_estimator}: a model gives any real number, "
+        "this estimator or its memory takes scores of 0 to 1 only; use "
+        f"{training.shown('estimator', 'gaussian')}, or {training.shown('estimator', 'point')} "
+        f"with {training.shown('memory', 'gaussian')}"
+    )
+
+
+class RewardEstimator(Owner, ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
     An estimator is a frozen dataclass. Its fields, which have a type and are made by
@@ -120,6 +146,7 @@ class RewardEstimator(ABC):
     """
 
     name: ClassVar[str]
+    rules: ClassVar[tuple[Rule, ...]] = (too_few_rollouts, any_real_number)
     version: ClassVar[int] = 1
     reads: ClassVar[Literal["after", "before"]] = "after"
     min_rollouts: ClassVar[int] = 1
@@ -352,6 +379,36 @@ class RewardEstimator(ABC):
             row, column = places[0].tolist()
             value = float(rewards_P_G[row, column])
             raise RewardSupportError(row, column, value, _ALLOWED[self.support])
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is chosen for a training, as far as the rule of an estimator or of a form may ask.
+
+    Attributes:
+        estimator: of the rewards.
+        form: of the advantages, by name; None: the trainer's own.
+        group: rollouts of a prompt in a step; None: not known yet.
+        estimator_name: as the user has named it; "" for the registered name.
+        real_rewards: the user's setting by which a reward may be any real number; "": none.
+        names: how the trainer's user writes a setting, with {} for the value.
+    """
+
+    estimator: RewardEstimator
+    form: str | None = None
+    group: int | None = None
+    estimator_name: str = ""
+    real_rewards: str = ""
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def shown(self, setting: str, value: object) -> str:
+        """Return a setting and a value as the trainer's user writes them."""
+        return self.names.get(setting, setting + "={!r}").format(value)
+
+    @property
+    def shown_estimator(self) -> str:
+        """The estimator as the trainer's user writes it."""
+        return self.shown("estimator", self.estimator_name or self.estimator.name)
 
 
 ESTIMATORS: Registry[RewardEstimator] = Registry(

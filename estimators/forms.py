@@ -7,11 +7,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import Estimate, Floats
-from openrlhf_dbb.estimators.registry import Registry
+from openrlhf_dbb.estimators.base import Estimate, Floats, Training
+from openrlhf_dbb.estimators.registry import Owner, Refusal, Registry, Rule
 
 
-class Form:
+def no_mean_without_each(form: "Form", training: Training) -> Refusal:
+    """A form such as rloo scores a rollout by the mean without it, which not every estimator can tell."""
+    if not form.leave_one_out or training.estimator.can_leave_one_out():
+        return None
+    return (
+        f"{training.shown('form', form.name)} with {training.shown_estimator}: the form scores a "
+        "rollout by the mean without it, which this estimator cannot tell (its group_weight is "
+        f"None); use {training.shown('form', 'dr_grpo')}, or {training.shown('estimator', 'dbb')}"
+    )
+
+
+class Form(Owner):
     """Turns rewards and an estimate into advantages: ``(X - baseline) / scale``.
 
     A form with another formula overrides :meth:`advantages`.
@@ -27,6 +38,7 @@ class Form:
     """
 
     name: ClassVar[str]
+    rules: ClassVar[tuple[Rule, ...]] = (no_mean_without_each,)
     formula: ClassVar[str]
     whitened: ClassVar[bool] = False
     sums_to_zero: ClassVar[bool] = False

@@ -1,17 +1,58 @@
-"""Classes by name: ours and those of other distributions, of estimators and other kinds."""
+"""Classes by name, ours and those of other distributions; what such a class declares of itself."""
 
 import dataclasses
 import functools
 import importlib
 import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoints, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 _Base = TypeVar("_Base")
 _Class = TypeVar("_Class", bound=type[Any])
+
+Refusal = str | None
+"""One line that names the settings and says what to do; None: nothing is wrong."""
+
+Rule = Callable[[Any, Any], Refusal]
+"""Returns why an owner refuses a training; its docstring says what would go wrong."""
+
+
+class Owner:
+    """A part of a training that its user chooses: an estimator, an advantage form, a strategy.
+
+    The class declares all that it asks of the user. Its flags are dataclass fields, made by
+    :func:`parameter`. :meth:`derived` sets those that follow from the training. Its rules refuse a
+    training. Every trainer asks it alike.
+
+    Attributes:
+        name: the word by which the user chooses it.
+        rules: functions of the owner and the training. A class states its own; those of its bases
+            are asked before.
+    """
+
+    name: ClassVar[str]
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    def derived(self, training: Any) -> Self:
+        """Return the owner with the parameters that follow from a training, by default as it is.
+
+        Args:
+            training: :class:`openrlhf_dbb.estimators.base.Training`, with the parts of a trainer
+                :class:`openrlhf_dbb.core.plan.Plan`.
+        """
+        return self
+
+    def refusal(self, training: Any) -> Refusal:
+        """Return the line of the first rule that refuses a training."""
+        for cls in reversed(type(self).__mro__):
+            for rule in vars(cls).get("rules", ()):
+                line: Refusal = rule(self, training)
+                if line is not None:
+                    return line
+        return None
 
 
 def parameter(
@@ -36,6 +77,16 @@ def parameter(
 def parameter_fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
     """Return the parameters of a class: its dataclass fields, if it has any."""
     return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
+def differing(owner: Any, other: Any) -> dict[str, Any]:
+    """Return the parameters of ``other`` that differ from those of an owner of the same class."""
+    changed = {}
+    for field in parameter_fields(type(owner)):
+        value = getattr(other, field.name)
+        if value != getattr(owner, field.name):
+            changed[field.name] = value
+    return changed
 
 
 def check(owner: Any) -> None:

@@ -59,7 +59,8 @@ class Memory:
         self.strategy = strategy
         chosen = STRATEGIES.build(strategy)
         estimator = self.posteriors.estimator
-        line = rules.refusal(rules.Plan(estimator, None, chosen, rollouts, PRIME_RL))
+        plan = rules.Plan(estimator, strategy=chosen, group=rollouts, host=PRIME_RL)
+        line = rules.refusal(plan)
         if line is not None:
             raise ValueError(line)
         prompts = ShuffledPrompts([self.posteriors.prompt_ids[key] for key in self.keys], seed=0)

@@ -16,10 +16,13 @@ import json
 import random
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.rewards import answers, values, verifier_pool
+
+if TYPE_CHECKING:  # a task's process does not wait for it
+    from openrlhf_dbb.chosen import Values
 
 PREFIX = "reasoning_gym:"
 INSTRUCTION = "Give only the answer."
@@ -31,6 +34,16 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 def is_spec(name: str) -> bool:
     """Return whether a data set's name is a spec, ``reasoning_gym:...``."""
     return name.startswith(PREFIX)
+
+
+def label_and_verifier(run: "Values") -> None:
+    """A task brings its label and its verifier along."""
+    if not is_spec(run.values["data.prompt_dataset"] or ""):
+        return
+    brought = {"data.label_key": "label", "reward.remote_url": "reasoning_gym"}
+    for flag, value in brought.items():
+        if not run.is_given(flag):
+            run.put({flag: value}, "--data.prompt_dataset")
 
 
 def sized(name: str, size: int) -> str:

@@ -207,7 +207,7 @@ def test_without_samples_nothing_is_replayed():
 def test_a_host_that_takes_no_further_rows_is_told():
     host = Host("Mine", {Capability.EXTRA_ROWS: "it knows its own rows only"}, {})
     assert re.search(
-        "replay .*own log-probs; Mine does not: it knows", host.refusal("replay", Replay.needs)
+        "replay .*own log-probs; Mine does not: it knows", host.refusal("replay", Replay().needs)
     )
 
 

@@ -1,15 +1,20 @@
 """What is refused: alike by the command, TRL, verl and a loop of one's own, and each by a rule that can be found."""
 
 import re
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 
 import pytest
 
 from openrlhf_dbb import Posteriors, estimators
 from openrlhf_dbb.core import rules
+from openrlhf_dbb.core.advantages import Thinning
 from openrlhf_dbb.core.host import Capability, Host
+from openrlhf_dbb.core.loop import Loop
+from openrlhf_dbb.core.probing import Probing
+from openrlhf_dbb.core.replay import Replay
 from openrlhf_dbb.core.rules import Plan
-from openrlhf_dbb.core.strategies import RolloutStrategy, Sampler
+from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, Sampler
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.driver.rules.alone import ALONE
 from openrlhf_dbb.driver.rules.places import PLACES
@@ -17,8 +22,10 @@ from openrlhf_dbb.driver.rules.posteriors import POSTERIORS
 from openrlhf_dbb.driver.rules.replay import REPLAY
 from openrlhf_dbb.driver.rules.run import RUN
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.evaluation.training import EVALUATIONS
 from openrlhf_dbb.integrations import hosts
 from openrlhf_dbb.integrations.shared import Settings
+from openrlhf_dbb.platform import cpu, cuda
 
 FORM = "--algo.advantage.estimator"
 GROUP = "--rollout.n_samples_per_prompt"
@@ -152,16 +159,28 @@ def test_a_trainer_is_asked_for_what_a_strategy_needs():
 
 
 def test_what_is_replayed_is_asked_of_the_trainer():
-    @dataclass(frozen=True)
-    class Replay:
-        needs: frozenset = frozenset({Capability.EXTRA_ROWS})
-
     poor = Host("a trainer", {Capability.EXTRA_ROWS: "its step is fixed"}, {})
-    plan = Plan(estimators.build("dbb"), host=poor, replay=Replay())
-    assert re.match(r"replay needs .* its step is fixed; leave it out", rules.refusal(plan))
-    assert (
-        rules.refusal(Plan(estimators.build("dbb"), host=hosts.OWN_LOOP, replay=Replay())) is None
+    plan = Plan(estimators.build("dbb"), host=poor, others=[Replay(samples=8)])
+    assert re.match(r"replay=8 needs .* its step is fixed; leave it out", rules.refusal(plan))
+    assert rules.refusal(replace(plan, host=hosts.OWN_LOOP)) is None
+
+
+def test_a_cache_without_what_the_loss_takes_is_refused():
+    plan = Plan(
+        estimators.build("dbb"), others=[Replay(samples=8)], rows_bring={"images": "images=1"}
     )
+    assert re.match("replay=8 with images=1: no images are kept; leave", rules.refusal(plan))
+
+
+def test_what_judges_groups_is_refused_where_rewards_come_late():
+    dbb = estimators.build("dbb")
+    late = {"late_rewards": "model=m", "early_rewards": "give a function"}
+    for part in ({"strategy": STRATEGIES.build("dynamic")}, {"others": [Probing(0.1)]}):
+        assert re.match(
+            "model=m with .*: it needs rewards at generation; give a function",
+            rules.refusal(Plan(dbb, **part, **late)),
+        )
+    assert rules.refusal(Plan(dbb, **late)) is None
 
 
 TINY = ["--preset", "tiny"]
@@ -225,7 +244,7 @@ REFUSED = {  # by the name of a rule of the command: a command line that it refu
     "lag_of_ours": ([*NONE, "--train.max_lag", "0"], "train.max_lag estimator"),
     "top_p_of_ours": ([*NONE, "--eval.top_p", "0.5"], "eval.top_p estimator"),
     "form_without_estimator": ([*DBB, FORM, "reinforce"], "algo.advantage.estimator estimator"),
-    "rules_of_every_trainer": (
+    "rules_of_its_parts": (
         [*TINY, "--estimator", "point", *ONE],
         "estimator rollout.n_samples_per_prompt",
     ),
@@ -246,15 +265,7 @@ REFUSED = {  # by the name of a rule of the command: a command line that it refu
         [*DBB, "--reward.model_name_or_path", "m"],
         "reward.remote_url reward.model_name_or_path",
     ),
-    "reward_model_for_verdicts": (
-        [*MODEL, "--estimator", "dbb"],
-        "reward.model_name_or_path estimator",
-    ),
-    "reward_after_generation": (
-        [*MODEL, "--probe.fraction", "0.1"],
-        "reward.model_name_or_path probe.fraction",
-    ),
-    "no_steps_between_evaluations": ([*DBB, "--eval.steps", "0"], "eval.steps"),
+    "rules_of_evaluations": ([*DBB, "--eval.steps", "0"], "eval.steps"),
     "no_steps_between_checkpoints": ([*DBB, "--ckpt.save_steps", "0"], "ckpt.save_steps"),
     "stale_groups_of_unequal_size": (
         [*DBB, STRATEGY, "allocate", "--train.max_lag", "1"],
@@ -286,19 +297,6 @@ REFUSED = {  # by the name of a rule of the command: a command line that it refu
         [*REPO, "--train.dynamic_batch_enable"],
         "replay.samples train.dynamic_batch_enable",
     ),
-    "correction": (
-        [*REPO, "--algo.advantage.is_correction_level", "token"],
-        "replay.samples algo.advantage.is_correction_level",
-    ),
-    "kl_loss": ([*REPO, "--algo.kl.use_loss"], "replay.samples algo.kl.use_loss"),
-    "images": (
-        [*REPO, "--data.max_images_per_prompt", "1"],
-        "replay.samples data.max_images_per_prompt",
-    ),
-    "whitened_form": (
-        [*REPO, FORM, "reinforce_baseline"],
-        "replay.samples algo.advantage.estimator",
-    ),
 }
 RULES = {
     rule.__name__: rule
@@ -316,10 +314,129 @@ def test_every_rule_of_the_command_refuses_in_one_line_that_names_its_flags(name
     assert RULES[name].__doc__
 
 
+@pytest.mark.parametrize(
+    ("argv", "flags"),
+    [
+        ([*MODEL, "--estimator", "dbb"], "reward.model_name_or_path estimator"),
+        ([*MODEL, "--probe.fraction", "0.1"], "reward.model_name_or_path probe.fraction"),
+        (
+            [*REPO, "--algo.advantage.is_correction_level", "token"],
+            "replay.samples algo.advantage.is_correction_level",
+        ),
+        ([*REPO, "--algo.kl.use_loss"], "replay.samples algo.kl.use_loss"),
+        (
+            [*REPO, "--data.max_images_per_prompt", "1"],
+            "replay.samples data.max_images_per_prompt",
+        ),
+        ([*REPO, FORM, "reinforce_baseline"], "replay.samples algo.advantage.estimator"),
+        (
+            [*DBB, "--train.thin", "1", FORM, "reinforce_baseline"],
+            "train.thin algo.advantage.estimator",
+        ),
+    ],
+)
+def test_a_part_of_a_training_is_refused_by_the_command_in_the_commands_words(argv, flags):
+    with pytest.raises(UsageError) as refused:
+        checks.check(arguments.parse(argv))
+    line = str(refused.value)
+    assert all(f"--{flag}" in line for flag in flags.split()) and "\n" not in line
+    assert re.search(r"[:;] .*(give|use|leave)", line)
+
+
 def test_what_is_trained_is_refused_by_no_rule():
     for argv in (DBB, NONE):
         checks.check(arguments.parse(argv))
 
 
 def test_rules_have_a_reason_to_read():
-    assert all(rule.__doc__ for rule in rules.RULES.functions)
+    owners = [*estimators.available().values(), *estimators.FORMS.available().values()]
+    owners += [*STRATEGIES.available().values(), Replay, Probing, Thinning]
+    bases = {base for owner in owners for base in owner.__mro__}
+    functions = {rule for base in bases for rule in vars(base).get("rules", ())}
+    assert len(functions) >= 10
+    functions.update(cpu.CPU.functions, cuda.CUDA.functions, EVALUATIONS.functions)
+    assert all(rule.__doc__ for rule in functions)
+
+
+# A strategy of another package: one file with a flag, a value that follows from others, and a rule
+
+THIRDS = '''
+from dataclasses import dataclass, replace
+
+from openrlhf_dbb.core.strategies import RolloutStrategy, parameter
+
+
+def no_thirds(strategy, plan):
+    """A part of a group would be left."""
+    if plan.group is None or plan.group % strategy.parts == 0:
+        return None
+    return f"{strategy.shown(plan)} with {plan.shown('group', plan.group)}: give a multiple of {strategy.parts}"
+
+
+@dataclass(frozen=True)
+class Thirds(RolloutStrategy):
+    """Says how large a part of a group is."""
+
+    parts: int = parameter(3, "parts of a group", within="[1, 9]")
+    size: int = parameter(0, "rollouts of a part; 0: a whole group over its parts", within="[0, 99]")
+
+    name = "thirds"
+    rules = (no_thirds,)
+
+    def derived(self, training):
+        if self.size:
+            return self
+        return replace(self, size=training.group // self.parts)
+
+    def describe(self):
+        return f"parts of {self.size}"
+'''
+
+
+@pytest.fixture
+def thirds(tmp_path, monkeypatch):
+    """The name of a strategy that stands in one file of somebody else."""
+    (tmp_path / "my_thirds.py").write_text(THIRDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "my_thirds:Thirds"
+    sys.modules.pop("my_thirds", None)
+
+
+def test_one_file_gives_every_trainer_a_strategys_flag_derivation_and_refusal(thirds, tmp_path):
+    ours = {"estimator": "dbb", "strategy": thirds}
+    for line in (
+        of_command(ours, 8),
+        of_integration("TRL", ours, 8),
+        of_integration("verl", ours, 8),
+    ):
+        assert re.search(f"strategy.*{thirds}.* with .*8: give a multiple of 3$", line)
+    columns = (["a"], ["1"])
+
+    def loop(rollouts, **parameters):
+        store = f"sqlite:///{tmp_path}/{rollouts}{len(parameters)}.db"
+        with Posteriors.create(store, "r", *columns, estimator="dbb") as posteriors:
+            return Loop(
+                posteriors, *columns, None, groups=1, rollouts=rollouts, strategy=thirds,
+                strategy_parameters=parameters,
+            )  # fmt: skip
+
+    with pytest.raises(ValueError, match="with group=8: give a multiple of 3"):
+        loop(8)
+    loop(8, parts=4)
+
+
+def test_what_a_strategy_derives_is_a_value_of_its_flag_in_every_trainer(thirds):
+    sizes = ["--train.micro_batch_size", "64", "--rollout.micro_batch_size", "64"]
+    argv = [*DBB, STRATEGY, thirds, GROUP, "9", "--train.batch_size", "64", *sizes]
+    settings = arguments.parse(argv)
+    checks.check(settings)
+    assert (
+        settings.values["thirds.size"] == settings.args.thirds.size == settings.strategy.size == 3
+    )
+    assert "thirds" in settings.origin["thirds.size"]
+    assert arguments.parse([*argv, "--thirds.size", "5"]).strategy.size == 5
+    for name in TRAINERS:
+        settings = Settings(estimator="dbb", strategy=thirds, strategy_parameters={"parts": 2})
+        checked = settings.check(*TRAINERS[name], 8)
+        assert checked.built[1].size == 4
+        assert dict(checked.strategy_parameters) == {"parts": 2, "size": 4}

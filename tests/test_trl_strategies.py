@@ -581,7 +581,7 @@ def test_a_resume_without_replay_is_refused_where_the_run_had_it(model, tmp_path
         (
             {"replay": {"samples": 2}},
             {"beta": 0.1},
-            "replay keeps no log-probs of the reference .* beta=0, not 0.1",
+            "replay=.* with beta=0.1: no log-probs of the reference .*; leave",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.storage import StepRows, StoreError
 from openrlhf_dbb.watch import api as api_module
-from openrlhf_dbb.watch import curves, history, prompts
+from openrlhf_dbb.watch import curves, history, queries
 from openrlhf_dbb.watch.api import Api, NoSuchAnswer, encoded
 from openrlhf_dbb.watch.curves import series
 from openrlhf_dbb.watch.history import LEARNING, MASTERED, NO_VISITS, UNSOLVED, picture, summed
@@ -390,7 +390,7 @@ def test_a_step_of_very_many_rollouts_is_answered_in_part(store, fill, monkeypat
     run = fill.run(store)
     ids = np.sort(fill.prompts(store, 3))
     record_texts(fill, run, 1, ids, ["x"] * 6)
-    monkeypatch.setattr(prompts, "MOST_ROLLOUTS", 3)
+    monkeypatch.setattr(queries, "MOST_ROLLOUTS", 3)
     part = asking(store, run.record)("rollouts/1")
     assert [each["prompt_id"] for each in part["rollouts"]] == [ids[0], ids[0], ids[1]]
     assert part["kept"] == 6
@@ -530,6 +530,38 @@ def test_the_report_of_a_damaged_run_is_written_or_refused_in_one_line(
     code = main(["report", "bad", "-o", str(tmp_path / "bad.html"), "--store.url", store.url])
     assert code in (0, 2)
     assert capsys.readouterr().err.count("\n") == (1 if code else 0)
+
+
+STEPPED = {  # by table: answers that read its steps
+    "dbb_history": ("pool", "prompts", "prompts/{prompt}"),
+    "dbb_step": ("series",),
+    "dbb_rollout": ("rollouts/latest",),
+}
+
+
+@pytest.mark.parametrize("step", [-(2**63), 0, 2, 1.5, 2**63 - 1])
+@pytest.mark.parametrize("table", STEPPED)
+def test_a_step_out_of_range_is_refused_in_one_line_that_names_its_row(
+    damaged, tmp_path, capsys, table, step
+):
+    statement = f"UPDATE {table} SET step = {step} WHERE run_id = :bad"
+    if table == "dbb_history":  # the walk back over a prompt's visits begins here
+        damaged(f"UPDATE dbb_posterior SET step = {step} WHERE run_id = :bad")
+    store, numbers, ids = damaged(statement)
+    prompt = int(ids["bad"][0])
+    api = Api(store)
+    for path in paths_of(numbers["good"], ids["good"][0]):
+        api.ask(path)
+    for name in STEPPED[table]:
+        with pytest.raises(StoreError) as refused:
+            api.ask(f"runs/{numbers['bad']}/{name.format(prompt=prompt)}")
+        line = str(refused.value)
+        assert re.match(f"step of a row in {table} of run 'bad'", line)
+        assert "a whole number from 1 to 1;" in line and "report this line" not in line
+        assert table == "dbb_step" or f"prompt {prompt}" in line
+    assert main(["report", "bad", "-o", str(tmp_path / "b.html"), "--store.url", store.url]) == 2
+    assert re.search(f"{table} of run 'bad'", capsys.readouterr().err)
+    assert main(["report", "good", "-o", str(tmp_path / "g.html"), "--store.url", store.url]) == 0
 
 
 def test_a_damaged_run_is_listed_with_what_is_wrong_until_it_is_corrected(store, fill):

@@ -10,11 +10,14 @@ groups       all rollouts of a prompt
 step_metrics what is counted and logged of a step
 scale        whether a run's scores are right and wrong, or other numbers
 kept         the rollouts that are stored with their texts
+probing      how much is probed, and what that asks of a trainer
 probes       extra rollouts that measure the estimates
 strategies/  which prompts are generated for, and which groups are trained on
+drawn        a prompt that a strategy has drawn
 exact_json   the state of a strategy in a checkpoint, as JSON
 prompt_columns  what columns of a data set tell: pass rates that were measured before, sources
-rules        what does not go together, whatever the trainer; the command, TRL and verl ask them
+plan         what is chosen for a training; the contract of the parts that ask something of a trainer
+rules        why a training is refused: the rules of its parts, which the command, TRL and verl ask alike
 host         the seam to a trainer: what its integration can do, as data
 filling      fills a step with groups, as a strategy decides, for a host that generates more
 advantages   what becomes of the advantages between the store and the trainer: thinned, whitened

@@ -3,13 +3,17 @@
 Axes: R rollouts of a step.
 """
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
 from openrlhf_dbb.core.arrays import Floats
+from openrlhf_dbb.core.host import Capability
+from openrlhf_dbb.core.plan import Part, Plan
 from openrlhf_dbb.core.step import Scored
+from openrlhf_dbb.estimators import FORMS
+from openrlhf_dbb.estimators.registry import Refusal
 
 MOST_THIN = 100.0
 
@@ -21,6 +25,33 @@ def check_thin(value: Any) -> None:
         raise ValueError(
             f"thin = {value!r:.80}; give a number from 0, which is off, to {MOST_THIN:g}"
         )
+
+
+def thinned_and_whitened(thinning: "Thinning", plan: Plan) -> Refusal:
+    """Thinning drops advantages near 0, and whitening leaves none there."""
+    if plan.form is None or not FORMS.get(plan.form).whitened:
+        return None
+    both = f"{thinning.shown(plan)} with {plan.shown('form', plan.form)}"
+    return f"{both}: whitening moves every advantage away from 0; leave one out"
+
+
+@dataclass(frozen=True)
+class Thinning(Part):
+    """Advantages below ``least``, in (0, 100], are dropped or raised to it by chance, as :func:`thin` says."""
+
+    least: float
+
+    name: ClassVar[str] = "thin"
+    rules = (thinned_and_whitened,)
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        """What it asks of a host."""
+        return frozenset({Capability.THIN})
+
+    def shown(self, plan: Plan) -> str:
+        """Return how the trainer's user has chosen it."""
+        return plan.shown("thin", self.least)
 
 
 def thinned(scored: Scored, least: float, seed: int, step: int) -> Scored:

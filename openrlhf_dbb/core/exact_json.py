@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.core.strategies import Drawn
+from openrlhf_dbb.core.drawn import Drawn
 
 _KIND = "python"
 _VALUE = "value"

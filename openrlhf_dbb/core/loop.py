@@ -19,7 +19,7 @@ from typing import Any, Generic
 import numpy as np
 
 from openrlhf_dbb.core import exact_json
-from openrlhf_dbb.core.advantages import check_thin, thinned, whitened
+from openrlhf_dbb.core.advantages import Thinning, check_thin, thinned, whitened
 from openrlhf_dbb.core.arrays import Floats, Key
 from openrlhf_dbb.core.filling import (
     Answer,
@@ -32,6 +32,7 @@ from openrlhf_dbb.core.filling import (
     RolloutT,
     ShuffledPrompts,
 )
+from openrlhf_dbb.core.plan import Part, Plan
 from openrlhf_dbb.core.posteriors import Posteriors, dataset_digest
 from openrlhf_dbb.core.probes import check_probes, probed_prompts
 from openrlhf_dbb.core.recorded import (
@@ -42,7 +43,7 @@ from openrlhf_dbb.core.recorded import (
     Recorder,
 )
 from openrlhf_dbb.core.replay import ExtraRow, Replay, ReplayMemory, TokenRollout
-from openrlhf_dbb.core.rules import Plan, refusal
+from openrlhf_dbb.core.rules import refusal
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, RunFacts, with_sources
 from openrlhf_dbb.estimators import FORMS
@@ -129,9 +130,14 @@ class Loop(Generic[RolloutT]):
         chosen = STRATEGIES.build(strategy, **(strategy_parameters or {}))
         check_thin(thin)
         check_probes(probe_fraction, probe_samples)
-        line = refusal(
-            Plan(posteriors.estimator, form=form, strategy=chosen, group=rollouts, thin=thin)
-        )
+        others: list[Part] = []
+        if replay is not None and replay.samples:
+            others.append(replay)
+        if thin:
+            others.append(Thinning(thin))
+        plan = Plan(posteriors.estimator, form=form, strategy=chosen, group=rollouts, others=others)
+        chosen = chosen.derived(plan)
+        line = refusal(replace(plan, strategy=chosen))
         if line is not None:
             raise ValueError(line)
         if FORMS.get(form).whitened and tokens_of is None:

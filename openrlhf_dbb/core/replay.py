@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from openrlhf_dbb import estimators
 from openrlhf_dbb.core.host import Capability
+from openrlhf_dbb.core.plan import Part, Plan
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.estimators.forms import Form
-from openrlhf_dbb.estimators.registry import check, parameter
+from openrlhf_dbb.estimators.registry import Refusal, check, parameter
 
 FILE = "replay.npz"
 _ARRAYS = (
@@ -74,8 +75,23 @@ class ExtraRow(NamedTuple):
     advantage: float
 
 
+def what_no_cache_holds(replay: "Replay", plan: Plan) -> Refusal:
+    """The cache holds tokens and the log-probs of the policy that generated them."""
+    for what, setting in plan.rows_bring.items():
+        return f"{replay.shown(plan)} with {setting}: no {what} are kept; leave one out"
+    return None
+
+
+def whitened_form(replay: "Replay", plan: Plan) -> Refusal:
+    """Whitening is over the tokens of a step."""
+    if plan.form is None or not FORMS.get(plan.form).whitened:
+        return None
+    both = f"{replay.shown(plan)} with {plan.shown('form', plan.form)}"
+    return f"{both}: replayed rows are not whitened; leave one out"
+
+
 @dataclass(frozen=True)
-class Replay:
+class Replay(Part):
     """A prompt's earlier rollouts are trained on once more, beside the new ones (RePO)."""
 
     samples: int = parameter(0, "earlier rollouts to train on; 0: off", within="[0, inf)")
@@ -85,7 +101,7 @@ class Replay:
     )
 
     name: ClassVar[str] = "replay"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.EXTRA_ROWS})
+    rules = (what_no_cache_holds, whitened_form)
 
     def __post_init__(self) -> None:
         check(self)
@@ -96,6 +112,15 @@ class Replay:
         if self.samples > self.cache:
             kept = f"the {self.cache} rollouts that replay.cache keeps"
             raise ValueError(f"replay.samples = {self.samples} is more than {kept}; lower it")
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        """What it asks of a host."""
+        return frozenset({Capability.EXTRA_ROWS})
+
+    def shown(self, plan: Plan) -> str:
+        """Return how the trainer's user has chosen it."""
+        return plan.shown("replay", self.samples)
 
     def memory(self, form: str) -> "ReplayMemory":
         """Return an empty memory; ``form`` names the advantage form of the run.

@@ -4,9 +4,9 @@ The way of a command line, in order:
 
 arguments      argv becomes frozen settings, each value with its origin
 flags          OpenRLHF's parser with our flags
-derived        values that follow from other flags
+derived        values that follow from other flags, those of other owners among them
 checks         refuses what would train wrongly in silence, or fail after an expensive start
-rules/         the reasons to refuse, one function each
+rules/         the reasons to refuse that only the command knows, one function each
 ray_session    starts Ray or joins a cluster, while the checks go on
 resume         the run that a training continues, and its checkpoint
 prepare        data, model files, reward, benchmarks; completes the settings; the run in the store

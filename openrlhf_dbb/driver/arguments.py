@@ -19,12 +19,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import chosen, estimators, methods, presets, upstream
+from openrlhf_dbb.chosen import COMMAND_LINE, Values
 from openrlhf_dbb.core import strategies
+from openrlhf_dbb.core.advantages import Thinning
+from openrlhf_dbb.core.plan import Part, Plan
+from openrlhf_dbb.core.probing import Probing
 from openrlhf_dbb.core.replay import Replay
-from openrlhf_dbb.driver.derived import COMMAND_LINE, MODEL_FLAG, OUTPUTS, Values, derive
+from openrlhf_dbb.driver.derived import MODEL_FLAG, OUTPUTS, derive
 from openrlhf_dbb.driver.flags import ESTIMATOR, HELP_ALL, NO_ESTIMATOR, build_parser, named_class
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.estimators.registry import parameter_fields
+from openrlhf_dbb.estimators.registry import Owner, differing, parameter_fields
+from openrlhf_dbb.integrations import hosts
 from openrlhf_dbb.options import Parser
 from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.secrets import without_secrets
@@ -166,6 +171,54 @@ class Settings:
         with _flag_named():
             return chosen.replay(self.args)
 
+    @property
+    def probing(self) -> Probing:
+        """What is probed. Raises UsageError if a parameter is outside its range."""
+        with _flag_named():
+            return chosen.probing(self.args)
+
+    @property
+    def plan(self) -> Plan:
+        """What the rules of a training's parts read."""
+        others: list[Part] = []
+        if self.replay.samples:
+            others.append(self.replay)
+        if self.args.train.thin:
+            others.append(Thinning(self.args.train.thin))
+        if self.probing.fraction:
+            others.append(self.probing)
+        model = "reward.model_name_or_path"
+        scored_by_model = ""
+        if self.values[model] and not self.values["reward.remote_url"]:
+            scored_by_model = self.shown(model)
+        return Plan(
+            self.built_estimator,
+            form=self.args.algo.advantage.estimator,
+            group=self.args.rollout.n_samples_per_prompt,
+            estimator_name=self.estimator,
+            real_rewards=scored_by_model,
+            names=hosts.OPENRLHF_NAMES,
+            strategy=self.strategy,
+            host=hosts.OPENRLHF,
+            others=others,
+            strategy_name=self.args.rollout.strategy,
+            late_rewards=scored_by_model,
+            early_rewards="give --reward.remote_url",
+            rows_bring=self._rows_bring(),
+        )
+
+    def _rows_bring(self) -> dict[str, str]:
+        """Return what the loss takes of each row beside tokens and the policy's log-probs, as ``Plan`` has it."""
+        asks = {}
+        level = "algo.advantage.is_correction_level"
+        if self.values[level] != "off":
+            asks["log-probs of vLLM"] = self.shown(level)
+        if self.values["algo.kl.use_loss"]:
+            asks["log-probs of the reference model"] = self.shown("algo.kl.use_loss")
+        if self.values["data.max_images_per_prompt"]:
+            asks["images"] = self.shown("data.max_images_per_prompt")
+        return asks
+
 
 @contextlib.contextmanager
 def _flag_named() -> Iterator[None]:
@@ -202,10 +255,25 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     run.values.update(names)
     derive(run)
     command = shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
-    settings = Settings(run.values, run.origin, command, preset)
-    _ = settings.built_estimator, settings.strategy, settings.replay  # checks them
+    settings = _derived(Settings(run.values, run.origin, command, preset))
     _check_template(settings.values["data.input_template"])  # OpenRLHF drops one without {}
     return _finished(settings)
+
+
+def _derived(settings: Settings) -> Settings:
+    """Return the settings with the parameters that follow from others; the owner of each sets it.
+
+    Raises:
+        UsageError: a parameter is outside its range.
+    """
+    plan = settings.plan
+    parts: list[Owner] = [settings.built_estimator, settings.strategy]
+    for part in parts:
+        with _flag_named():
+            changed = differing(part, part.derived(plan))
+        flags = {f"{part.name}.{field}": value for field, value in changed.items()}
+        settings = settings.with_values(flags, f"derived by {part.name}")
+    return settings
 
 
 def _finished(settings: Settings) -> Settings:
@@ -307,7 +375,7 @@ def _of_machine(names: Mapping[str, str], world_size: int) -> Iterator[cuda.Laye
     if cpu.active():
         cpu.prepare_driver()
         ranks = ("actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines")
-        yield "no CUDA", cpu.FLAG_DEFAULTS | dict.fromkeys(ranks, world_size)
+        yield machine.NO_CUDA, cpu.FLAG_DEFAULTS | dict.fromkeys(ranks, world_size)
         return
     machine.add_shims()
     yield from cuda.layers(machine.look().gpus, with_preset=names["preset"] != presets.NONE)

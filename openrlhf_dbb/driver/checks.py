@@ -44,10 +44,10 @@ def check(settings: Settings) -> None:
 def _of_machine(settings: Settings) -> Refusal:
     """What this machine cannot do."""
     if not cpu.active():
-        return next(cuda.refusals(settings.args, machine.look().gpus), None)
+        return cuda.CUDA.refusal(settings.args)
     if settings.preset_read.needs_cuda:
         return f"--preset {settings.preset} needs CUDA, and there is none here; use --preset tiny"
-    return next(cpu.refusals(settings.args), None)
+    return cpu.CPU.refusal(settings.args)
 
 
 def _of_estimator(settings: Settings) -> Refusal:

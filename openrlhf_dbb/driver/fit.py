@@ -125,7 +125,7 @@ def describe(settings: Settings, shape: Shape | None) -> list[str]:
 
 def with_free(settings: Settings, flag: str, value: Any) -> Settings:
     """Return the settings with this value unless somebody has chosen one."""
-    free_origins = (None, "no CUDA", f"preset {presets.DEFAULT}", ORIGIN)
+    free_origins = (None, machine.NO_CUDA, f"preset {presets.DEFAULT}", ORIGIN)
     if settings.origin.get(flag) not in free_origins:
         return settings
     return settings.with_values({flag: value}, ORIGIN)

@@ -7,9 +7,11 @@ from typing import Any
 
 from openrlhf_dbb import estimators, methods, presets, tasks, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
+from openrlhf_dbb.core.probing import Probing
 from openrlhf_dbb.core.replay import Replay
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.estimators.registry import parameter_fields
+from openrlhf_dbb.evaluation import training
 from openrlhf_dbb.options import Parser, add_trust, number, template_arguments
 from openrlhf_dbb.platform import machine
 
@@ -230,29 +232,8 @@ def _add_data(group: argparse._ActionsContainer) -> None:
         metavar="COLUMN",
         help="source of a prompt: share right, mixed groups and draws by source",
     )
-    group.add_argument(
-        "--eval.benchmarks",
-        metavar="NAME,...",
-        help="evaluate these every --eval.steps; evaluate --help lists them",
-    )
-    group.add_argument(
-        "--eval.top_p",
-        type=number(float, 0, 1, above=True),
-        metavar="P",
-        help="of evaluations, in (0, 1]; default: --rollout.top_p",
-    )
-    group.add_argument(
-        "--probe.fraction",
-        type=number(float, 0, 1),
-        default=0.0,
-        help="share of prompts whose estimate is measured (default 0.0)",
-    )
-    group.add_argument(
-        "--probe.samples",
-        type=number(int, 2),
-        default=128,
-        help="rollouts that measure it, and are not trained on (default 128)",
-    )
+    training.add_flags(group)
+    add_fields(group, Probing, Probing.name)
 
 
 def _add_training(group: argparse._ActionsContainer) -> None:

@@ -10,6 +10,7 @@ command      the command evaluate and its flags
   summary      the table of an evaluation
 results      evaluations on disk
 metrics      Acc@N, Best@N, pass@k, majority@N, length, share truncated, share missing; paired tests
+training     flags, derived values and rules of the evaluations during a training
 held_out     samples of a training in another trainer than OpenRLHF, stored with its run
 compare      the command compare: models against each other on the benchmarks they share
 """

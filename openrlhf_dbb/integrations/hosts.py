@@ -138,9 +138,15 @@ OPENRLHF_NAMES = {
     "strategy": "--rollout.strategy {}",
     "group": "--rollout.n_samples_per_prompt {}",
     "thin": "--train.thin {}",
+    "probe_fraction": "--probe.fraction {}",
+    "replay": "--replay.samples {}",
 }
 _MEMORY = "parameters={{'memory': {!r}}}"
-TRL_NAMES = {"group": "num_generations={}", "memory": _MEMORY}
+TRL_NAMES = {
+    "group": "num_generations={}",
+    "memory": _MEMORY,
+    "replay": "replay={{'samples': {}}}",
+}
 VERL_NAMES = {
     "estimator": "algorithm.posterior.estimator={}",
     "memory": "algorithm.posterior.parameters.memory={}",
@@ -148,4 +154,5 @@ VERL_NAMES = {
     "strategy": "algorithm.posterior.strategy={}",
     "group": "actor_rollout_ref.rollout.n={}",
     "thin": "algorithm.posterior.thin={}",
+    "probe_fraction": "algorithm.posterior.probe_fraction={}",
 }

@@ -8,25 +8,28 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP, exact_json, prompt_columns, replay, rules
-from openrlhf_dbb.core.advantages import check_thin, thinned, whitened
+from openrlhf_dbb.core.advantages import Thinning, check_thin, thinned, whitened
 from openrlhf_dbb.core.arrays import Floats, Key, whole
 from openrlhf_dbb.core.filling import Answer, AtOnce, Batch, Filler, Group, Request, ShuffledPrompts
 from openrlhf_dbb.core.host import Capability, Host, SideState
+from openrlhf_dbb.core.plan import Part, Plan
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
 from openrlhf_dbb.core.probes import check_probes
-from openrlhf_dbb.core.replay import Replay, ReplayMemory
+from openrlhf_dbb.core.probing import Probing
+from openrlhf_dbb.core.replay import ReplayMemory
 from openrlhf_dbb.core.step import Scored, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, RunFacts, with_sources
 from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
+from openrlhf_dbb.estimators.registry import differing
 from openrlhf_dbb.secrets import own_log
 
 __all__ = ["SAVED", "Settings", "Steps", "check_release", "label_of", "text_of"]
@@ -40,7 +43,6 @@ own_log(storage.__name__)  # which knows no mask
 ASKING = {  # settings that ask a trainer for more, where they are given
     "pass_rate_column": Capability.PASS_RATES,
     "source_column": Capability.SOURCES,
-    "probe_fraction": Capability.PROBE,
 }
 
 SAVED = "posteriors.json"  # in a checkpoint; no pickle, which could run code
@@ -117,6 +119,11 @@ class Settings:
                 "pass_rate_column and warm_start both say what the posteriors begin with; give one of them"
             )
 
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Further parts of a training, of the settings of one trainer alone."""
+        return ()
+
     @cached_property
     def built(self) -> tuple[RewardEstimator, RolloutStrategy]:
         """The estimator and the strategy; ValueError if a name or a parameter is wrong."""
@@ -144,35 +151,59 @@ class Settings:
         host: Host,
         names: Mapping[str, str],
         group: int | None = None,
-        replays: Replay | None = None,
-    ) -> None:
-        """Raise ValueError for what does not go together, or what the trainer cannot do.
+        **more: Any,
+    ) -> Self:
+        """Return the settings with the parameters that follow from the training.
 
         Args:
-            names: how the trainer's user writes a setting, as in :class:`openrlhf_dbb.core.rules.Plan`.
+            names: how the trainer's user writes a setting.
             group: rollouts of a prompt in a step; None: not known yet.
-            replays: what is replayed; None: nothing.
+            more: of :class:`openrlhf_dbb.core.plan.Plan`.
+
+        Raises:
+            ValueError: something does not go together, or the trainer cannot do it.
         """
-        estimator, strategy = self.built
-        plan = rules.Plan(
-            estimator,
-            form=self.form,
-            strategy=strategy,
-            group=group,
-            thin=self.thin,
-            host=host,
-            replay=replays,
-            estimator_name=self.estimator if isinstance(self.estimator, str) else "",
-            strategy_name=self.strategy,
-            names=names,
-        )
-        line = rules.refusal(plan)
+        plan = self._plan(host=host, names=names, group=group, **more)
+        settings = self if group is None else self._derived(plan)
+        line = rules.refusal(settings._plan(host=host, names=names, group=group, **more))
         if line is not None:
             raise ValueError(line)
         for name, capability in ASKING.items():
             line = host.refusal(name, frozenset({capability}))
             if line is not None and getattr(self, name):
                 raise ValueError(f"{line}; leave it out")
+        return settings
+
+    def _plan(self, **more: Any) -> Plan:
+        estimator, strategy = self.built
+        others = list(self.parts)
+        if self.thin:
+            others.append(Thinning(self.thin))
+        if self.probe_fraction:
+            others.append(Probing(self.probe_fraction, self.probe_samples))
+        return Plan(
+            estimator,
+            form=self.form,
+            strategy=strategy,
+            others=others,
+            estimator_name=self.estimator if isinstance(self.estimator, str) else "",
+            strategy_name=self.strategy,
+            **more,
+        )
+
+    def _derived(self, plan: Plan) -> Self:
+        """Return settings whose estimator and strategy have set what follows from the plan."""
+        estimator, strategy = self.built
+        of_strategy = differing(strategy, strategy.derived(plan))
+        of_estimator = differing(estimator, estimator.derived(plan))
+        settings = self
+        if of_strategy:
+            known = {**self.strategy_parameters, **of_strategy}
+            settings = dataclasses.replace(settings, strategy_parameters=known)
+        if of_estimator and isinstance(self.estimator, str):
+            known = {**(self.parameters or {}), **of_estimator}
+            settings = dataclasses.replace(settings, parameters=known)
+        return settings
 
 
 class Steps:

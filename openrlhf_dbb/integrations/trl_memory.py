@@ -38,7 +38,6 @@ from openrlhf_dbb.integrations.trl_replay import StepMemory, with_replay
 from openrlhf_dbb.integrations.trl_settings import (
     Settings,
     check_column,
-    check_replay,
     check_strategy,
     verifier_of,
 )
@@ -107,9 +106,12 @@ class Memory:
 
     def __init__(self, trainer: Any, settings: Settings, form: str | None) -> None:
         """Note the settings; ValueError for those that do not fit the trainer."""
-        estimator, strategy = settings.built
         group = trainer.num_generations
-        settings.check(TRL, TRL_NAMES, group, settings.replays)
+        rows_bring = {}
+        if trainer.beta != 0:
+            rows_bring["log-probs of the reference model"] = f"beta={trainer.beta:g}"
+        settings = settings.check(TRL, TRL_NAMES, group, rows_bring=rows_bring)
+        estimator, strategy = settings.built
         check_strategy(settings, trainer.args)
         column = settings.label_column
         check_column(column, trainer.train_dataset)
@@ -136,7 +138,6 @@ class Memory:
         self.replays = settings.replays
         if self.replays is not None:
             self.new_replays()  # refuses a form
-            check_replay(trainer.beta)
         self.step_memory: StepMemory | None = None
         self.lengths_B: list[int] = []
         self.strategy = strategy

@@ -1,6 +1,6 @@
 """The settings of a run of TRL, and what does not fit a trainer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from types import NoneType
@@ -8,6 +8,7 @@ from typing import Any
 
 from openrlhf_dbb.core.arrays import whole
 from openrlhf_dbb.core.host import Capability
+from openrlhf_dbb.core.plan import Part
 from openrlhf_dbb.core.replay import Replay
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.estimators import RewardEstimator
@@ -45,6 +46,11 @@ class Settings(shared.Settings):
         replay = Replay(**(self.replay or {}))
         return replay if replay.samples else None
 
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The replay, if there is one."""
+        return () if self.replays is None else (self.replays,)
+
     def with_real_memory(self) -> "Settings":
         """Return settings whose memory is of real rewards; these where that is chosen, or draws need another."""
         estimator, strategy = self.built
@@ -71,13 +77,6 @@ def check_strategy(settings: Settings, args: Any) -> None:
     if settings.max_rollouts < step:
         less = f"max_rollouts = {settings.max_rollouts} is less than one step"
         raise ValueError(f"{less} of {step} rollouts; give more")
-
-
-def check_replay(beta: float) -> None:
-    """Raise ValueError if TRL's ``beta`` asks for log-probs of a reference model."""
-    if beta != 0:
-        problem = "replay keeps no log-probs of the reference model"
-        raise ValueError(f"{problem}; use beta=0, not {beta:g}")
 
 
 def check_column(name: str | None, dataset: Any) -> None:

@@ -61,7 +61,8 @@ def read(config: DictConfig) -> Settings:
         **(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given)
     )
     trains = not config.trainer.get("val_only", False)
-    settings.check(VERL, VERL_NAMES, config.actor_rollout_ref.rollout.n if trains else None)
+    group = config.actor_rollout_ref.rollout.n if trains else None
+    settings = settings.check(VERL, VERL_NAMES, group)
     _check_whole_batches(config, settings)
     _check_dropped_groups(config)
     return settings

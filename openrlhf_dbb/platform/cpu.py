@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import upstream
+from openrlhf_dbb.core.rules import Refusal, Rules
 from openrlhf_dbb.platform import machine
 
 # OpenRLHF's defaults of these flags cannot work, or are slow, without CUDA.
@@ -30,7 +31,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
 BLOCK = 32
 BLOCK_FP32 = 16
 
-# The only values that work here. Without a refusal the run fails minutes later, in a Ray actor.
+# The only values that work here.
 _ONLY: dict[str, Any] = {
     "ds.ring_attn_size": 1,
     "ds.tensor_parallel_size": 1,
@@ -74,12 +75,18 @@ def without_unused(process: str) -> Iterator[None]:
             del sys.modules[_COMPILER]
 
 
-def refusals(args: SimpleNamespace) -> Iterator[str]:
-    """Yield a line for each flag whose value needs CUDA."""
+CPU: Rules[SimpleNamespace] = Rules()
+"""Why a run cannot train without CUDA; of OpenRLHF's arguments."""
+
+
+@CPU.add
+def needs_cuda(args: SimpleNamespace) -> Refusal:
+    """The run would fail minutes later, in an actor."""
     for flag in ("ds.attn_implementation", *_ONLY):
         value = attrgetter(flag)(args)
         if value != _ONLY.get(flag, value) or "flash_attention" in str(value):
-            yield f"--{flag} {value} needs CUDA, and there is none here; leave it out"
+            return f"--{flag} {value} needs CUDA, and there is none here; leave it out"
+    return None
 
 
 def prepare_driver() -> None:

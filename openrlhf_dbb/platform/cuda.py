@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import chosen
+from openrlhf_dbb.chosen import Values
+from openrlhf_dbb.core.rules import Refusal, Rules
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import machine
 
@@ -47,54 +49,89 @@ def check_machine() -> None:
         raise UsageError("; ".join(lacking))
 
 
-def refusals(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> Iterator[str]:
-    """Yield a line for each flag, or GPU, with which a run would fail late or train wrongly."""
-    ds = args.ds
-    attention = ds.attn_implementation
+CUDA: Rules[SimpleNamespace] = Rules()
+"""Why a run would fail late or train wrongly on these GPUs; of OpenRLHF's arguments."""
+
+
+@CUDA.add
+def attention_that_is_not_there(args: SimpleNamespace) -> Refusal:
+    """The policy would fail at its first layer."""
+    gpus = machine.look().gpus
+    attention = args.ds.attn_implementation
     why_not = unavailable(attention, gpus)
-    if why_not:
-        usable, _ = choose_attention(gpus)
-        yield f"--{_ATTENTION} {attention}: {why_not}; use {usable}, or leave it out"
-    old = [gpu.name for gpu in gpus if gpu.capability < (8, 0)]
-    if old:
-        yield (
-            f"{', '.join(old)}: vLLM's bfloat16 needs compute capability 8.0; "
-            "hide it with CUDA_VISIBLE_DEVICES"
-        )
-    if ds.param_dtype == "fp16":
-        yield "--ds.param_dtype fp16: vLLM generates in bfloat16; use bf16"
-    if ds.zero_stage == 0 and ds.enable_sleep:
-        yield (
-            "--ds.zero_stage 0: --ds.enable_sleep cannot move its states; "
-            "use 2, or --no-ds.enable_sleep"
-        )
-    if ds.load_in_4bit:
-        yield "--ds.load_in_4bit: 4-bit weights cannot be trained, nor sent to vLLM; leave it out"
-    yield from _not_installed(args)
+    if not why_not:
+        return None
+    usable, _ = choose_attention(gpus)
+    return f"--{_ATTENTION} {attention}: {why_not}; use {usable}, or leave it out"
 
 
-def _not_installed(args: SimpleNamespace) -> Iterator[str]:
-    """Yield a line for each flag that needs something that this host does not have."""
+@CUDA.add
+def old_gpus(args: SimpleNamespace) -> Refusal:
+    """vLLM's bfloat16 has no kernels for them."""
+    old = [gpu.name for gpu in machine.look().gpus if gpu.capability < (8, 0)]
+    if not old:
+        return None
+    why = "vLLM's bfloat16 needs compute capability 8.0"
+    return f"{', '.join(old)}: {why}; hide it with CUDA_VISIBLE_DEVICES"
+
+
+@CUDA.add
+def other_precision_than_vllm(args: SimpleNamespace) -> Refusal:
+    """The policy would train on rollouts of another precision."""
+    if args.ds.param_dtype != "fp16":
+        return None
+    return "--ds.param_dtype fp16: vLLM generates in bfloat16; use bf16"
+
+
+@CUDA.add
+def states_that_cannot_sleep(args: SimpleNamespace) -> Refusal:
+    """DeepSpeed moves the states of its ZeRO optimizers only."""
+    if args.ds.zero_stage != 0 or not args.ds.enable_sleep:
+        return None
+    advice = "use 2, or --no-ds.enable_sleep"
+    return f"--ds.zero_stage 0: --ds.enable_sleep cannot move its states; {advice}"
+
+
+@CUDA.add
+def four_bits(args: SimpleNamespace) -> Refusal:
+    """Weights of 4 bits have no gradient, and vLLM takes whole ones."""
+    if not args.ds.load_in_4bit:
+        return None
+    return "--ds.load_in_4bit: 4-bit weights cannot be trained, nor sent to vLLM; leave it out"
+
+
+@CUDA.add
+def no_ring_attention(args: SimpleNamespace) -> Refusal:
+    """A sequence over several GPUs needs a package of its own."""
     ds = args.ds
     has_ring = ds.attn_implementation == FLASH and machine.is_real("ring_flash_attn")
-    if ds.ring_attn_size > 1 and not has_ring:
-        yield (
-            f"--ds.ring_attn_size {ds.ring_attn_size}: it needs {FLASH} and ring_flash_attn; "
-            "install it, or leave it out"
-        )
-    if ds.use_liger_kernel and not machine.is_real("liger_kernel"):
-        yield "--ds.use_liger_kernel: liger_kernel is not installed; install it, or leave it out"
+    if ds.ring_attn_size <= 1 or has_ring:
+        return None
+    needs = f"it needs {FLASH} and ring_flash_attn"
+    return f"--ds.ring_attn_size {ds.ring_attn_size}: {needs}; install it, or leave it out"
+
+
+@CUDA.add
+def no_liger_kernel(args: SimpleNamespace) -> Refusal:
+    """OpenRLHF imports it in the policy's actors."""
+    if not args.ds.use_liger_kernel or machine.is_real("liger_kernel"):
+        return None
+    return "--ds.use_liger_kernel: liger_kernel is not installed; install it, or leave it out"
+
+
+@CUDA.add
+def no_compiler(args: SimpleNamespace) -> Refusal:
+    """DeepSpeed compiles some of its parts at the first use, in an actor."""
     compiled = {
-        "ds.adam_offload": ds.adam_offload,
-        "ds.deepcompile": ds.deepcompile,
+        "ds.adam_offload": args.ds.adam_offload,
+        "ds.deepcompile": args.ds.deepcompile,
         "actor.optim muon": args.actor.optim == "muon",
     }
     for flag, is_on in compiled.items():
         if is_on and not machine.nvcc():
-            yield (
-                f"--{flag}: DeepSpeed compiles this with nvcc, which is missing; "
-                "install it, or leave it out"
-            )
+            why = "DeepSpeed compiles this with nvcc, which is missing"
+            return f"--{flag}: {why}; install it, or leave it out"
+    return None
 
 
 def worker_environment() -> dict[str, str]:
@@ -151,24 +188,56 @@ def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> Iterator[Layer]
         yield FAST, {"vllm.enable_prefix_caching": True}
 
 
-def derived(flags: Mapping[str, Any], origin: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    """Yield flags, values and reasons of placement and token limits; the caller sets each at once."""
-    beside_policy = {
-        "ref": flags["algo.kl.init_coef"] > 0,
-        "critic": flags["algo.advantage.estimator"] == "gae",
-        "reward": not flags["reward.remote_url"],
+def numbers_of_gpus(run: Values) -> None:
+    """Put numbers in place of a preset's "all"; engines of their own GPUs get half."""
+    values = run.values
+    hosts = values["actor.num_nodes"]
+    tensor_parallel = max(values["vllm.tensor_parallel_size"], 1)
+    gpus = hosts * len(machine.look().gpus)
+    if values["train.async_enable"]:
+        engines = max((gpus - gpus // 2) // tensor_parallel, 1)
+        ranks = (gpus - engines * tensor_parallel) // hosts
+    else:
+        engines = max(gpus // tensor_parallel, 1)
+        ranks = gpus // hosts
+    all_of = {"actor.num_gpus_per_node": ranks, "vllm.num_engines": engines}
+    for flag in ALL_GPUS:
+        if values[flag] == "all":
+            values[flag] = max(all_of[flag], 1)
+
+
+def prefix_cache(run: Values) -> None:
+    """It is not known whether the cache forgets the blocks of requests that wait for new weights."""
+    flag = "vllm.enable_prefix_caching"
+    is_ours = run.origin.get(flag) in (machine.NO_CUDA, FAST)
+    if is_ours and run.values["train.partial_rollout_enable"]:
+        run.put({flag: False}, "--train.partial_rollout_enable")
+
+
+def beside_policy(run: Values) -> None:
+    """Models that share the policy's GPUs have as many."""
+    values = run.values
+    is_used = {
+        "ref": values["algo.kl.init_coef"] > 0,
+        "critic": values["algo.advantage.estimator"] == "gae",
+        "reward": not values["reward.remote_url"],
     }
-    for model, is_used in beside_policy.items():
+    for model, used in is_used.items():
         for places in ("num_nodes", "num_gpus_per_node"):
             flag = f"{model}.{places}"
-            if flags["train.colocate_all"] and is_used and flag not in origin:
+            if values["train.colocate_all"] and used and flag not in run.origin:
                 why = "--train.colocate_all: on the policy's GPUs"
-                yield flag, flags[f"actor.{places}"], why
+                run.put({flag: values[f"actor.{places}"]}, why)
+
+
+def token_limits(run: Values) -> None:
+    """Dynamic micro-batches take at most the memory of padded ones."""
+    values = run.values
     for part in ("train", "rollout"):
         flag = f"{part}.max_tokens_per_gpu"
-        if flags["train.dynamic_batch_enable"] and flag not in origin:
-            # Padded micro-batches take at most this memory.
-            yield flag, flags[f"{part}.micro_batch_size"] * flags["data.max_len"], PADDED
+        if values["train.dynamic_batch_enable"] and flag not in run.origin:
+            tokens = values[f"{part}.micro_batch_size"] * values["data.max_len"]
+            run.put({flag: tokens}, PADDED)
 
 
 def smaller(args: SimpleNamespace) -> str:

@@ -24,6 +24,7 @@ GIB = 2**30
 _CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 _CAPABILITY_MINOR = 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
 _SHIMS = str(Path(__file__).with_name("shims"))
+NO_CUDA = "no CUDA"  # the reason for a flag's value
 ALONE = "local"  # value of RAY_ADDRESS that keeps a command out of every cluster
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from openrlhf_dbb.chosen import Values
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.toml_file import TOMLDecodeError, read_toml
 
@@ -67,6 +68,15 @@ def load(name: str, estimator: str | None = None) -> Preset:
         needs_cuda=table.get("needs_cuda", parent.needs_cuda),
         origin=origin,
     )
+
+
+def batch(run: Values, rollouts: int) -> None:
+    """The default preset's batch becomes half of a step, of ``rollouts``, where it does not divide the step."""
+    flag = "train.batch_size"
+    is_default = run.origin.get(flag) == f"preset {DEFAULT}"
+    if is_default and rollouts % run.values[flag]:
+        size = rollouts if rollouts % 2 else rollouts // 2
+        run.put({flag: size}, "half of a step's rollouts, as in the paper")
 
 
 def paper(estimator: str) -> dict[str, Any]:

@@ -18,35 +18,11 @@ from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.decode import naming_damage
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
-from openrlhf_dbb.watch import curves, history, prompts
+from openrlhf_dbb.watch import curves, history, prompts, queries
 from openrlhf_dbb.watch.history import Pool
 
 EVERY_S = 0.5  # the list of runs is read at most this often, however many clients ask
 _KEPT_ANSWERS = 1000
-_RECENT = 20  # steps, for the success rate in the list
-_LATE = 16  # steps whose metrics may be written a moment after them
-_SAMPLED_PROMPTS = 200
-
-# One row per run; only tables that are small or keyed by run and step are read.
-_MARKS = f"""
-    SELECT r.uuid, r.name, r.run_id, r.status, r.last_step AS until, e.event,
-           v.evaluations, v.evaluated_at,
-           (SELECT count(s.metrics) FROM dbb_step s
-            WHERE s.run_id = r.run_id AND s.step > CASE WHEN r.last_step > 0 THEN r.last_step - {_LATE} ELSE 0 END
-           ) AS measured,
-           (SELECT max(x.step) FROM dbb_rollout x WHERE x.run_id = r.run_id) AS kept
-    FROM dbb_run r
-    LEFT JOIN (SELECT run_id, max(event_id) AS event FROM dbb_event GROUP BY run_id) e ON e.run_id = r.run_id
-    LEFT JOIN (SELECT run_id, count(*) AS evaluations, max(created_at) AS evaluated_at
-               FROM dbb_evaluation GROUP BY run_id) v ON v.run_id = r.run_id
-    ORDER BY r.run_id DESC"""
-_LAST_STEPS = f"""
-    SELECT step, rollouts, successes, metrics FROM dbb_step
-    WHERE run_id = :run ORDER BY step DESC LIMIT {_RECENT}"""
-_SAMPLE = f"""
-    SELECT prompt FROM dbb_prompt WHERE prompt_id IN
-    (SELECT prompt_id FROM dbb_posterior WHERE run_id = :run ORDER BY prompt_id LIMIT {_SAMPLED_PROMPTS})"""
-_EVENTS = "SELECT created_at, kind, from_step, to_step FROM dbb_event WHERE run_id = :run ORDER BY event_id"
 
 
 class NoSuchAnswer(StoreError):
@@ -101,7 +77,7 @@ class Api:
         records = {run.run_id: run for run in self._store.runs()}
         formerly = {run.uuid: run for run in self.runs}
         runs = []
-        for mark in self._store.query(_MARKS):
+        for mark in queries.runs(self._store):
             if self._only is None or mark.run_id in self._only:
                 runs.append(
                     self._listed_run(mark, records.get(mark.run_id), formerly.get(mark.uuid))
@@ -232,7 +208,7 @@ class Api:
         raise NoSuchAnswer(f"there is no run {number} in {self._store.location}; state lists them")
 
     def _check_still_there(self, run: Listed) -> None:
-        if not self._store.query("SELECT 1 FROM dbb_run WHERE uuid = :uuid", uuid=run.uuid):
+        if not queries.is_there(self._store, run.uuid):
             raise NoSuchAnswer(f"run {run.name!r} was deleted; state lists the others")
 
     def visits(self, run: Listed) -> Pool:
@@ -245,7 +221,7 @@ class Api:
         return visits
 
     def _prompt(self, run: Listed, record: RunRecord, prompt_id: int) -> dict[str, Any]:
-        look = partial(history.has_unit_scores, self._store, record)
+        look = partial(queries.has_unit_scores, self._store, record)
         unit = self._once(("unit", run.uuid), run.version, look)
         prompt = prompts.one_prompt(self._store, record, prompt_id, unit=unit)
         if prompt is None:
@@ -262,7 +238,7 @@ def record_of(run: Listed) -> RunRecord:
 
 def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """Return what the list shows of a run, but its state."""
-    recent = store.query(_LAST_STEPS, run=run.run_id)
+    recent, sample = queries.listed(store, run)
     rollouts = sum(row.rollouts for row in recent)
     measured = [row for row in recent if row.metrics]
     logged = curves.metrics_of(run, measured[0]) if measured else {}
@@ -275,9 +251,7 @@ def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         "planned": logged.get("plan/steps"),
         "reward": sum(row.successes for row in recent) / rollouts if rollouts else None,
         "mean_name": _mean_name(run.state_fields),
-        "template": template_of(
-            [readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]
-        ),
+        "template": template_of([readable(prompt) for prompt in sample]),
     }
 
 
@@ -298,7 +272,7 @@ def _about(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
             ]
             for key, value in sorted(run.config.items())
         ],
-        "events": [list(row) for row in store.query(_EVENTS, run=run.run_id)],
+        "events": queries.events(store, run),
     }
 
 

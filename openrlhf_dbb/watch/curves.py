@@ -14,9 +14,10 @@ import numpy as np
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.inspect.numbers import usage_totals
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, decode
-from openrlhf_dbb.storage.read import SUMS, HeldOut, held_out, unused_rollouts
+from openrlhf_dbb.storage.read import HeldOut, held_out, unused_rollouts
 from openrlhf_dbb.storage.records import TOTALS
 from openrlhf_dbb.terminal import shown
+from openrlhf_dbb.watch import queries
 
 POINTS = 1000
 _MS_PER_HOUR = 3_600_000
@@ -25,10 +26,6 @@ Answer = dict[str, Any]
 Curves = dict[str, Floats]
 """(K,) each, by name."""
 
-_POINTS = f"""
-    SELECT max(step) AS step, max(created_at) AS ended_at, CAST(sum(rollouts) AS BIGINT) AS rewards,
-           sum(successes) AS successes, count(*) AS steps, {SUMS}
-    FROM dbb_step WHERE run_id = :run AND step <= :last GROUP BY (step - 1) / :width ORDER BY 1"""
 _SUMMED = (
     "step",
     "rewards",
@@ -36,7 +33,6 @@ _SUMMED = (
     "steps",
     *TOTALS,
 )
-_METRICS = "SELECT step, metrics FROM dbb_step WHERE run_id = :run AND step <= :last ORDER BY step"
 
 
 def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> Answer:
@@ -89,7 +85,7 @@ def _held_out(measured: HeldOut | None, curves: Curves) -> Answer | None:
 
 
 def _curves(store: PosteriorStore, run: RunRecord, width: int) -> Curves:
-    rows = store.query(_POINTS, run=run.run_id, last=run.last_step, width=width)
+    rows, logged = queries.series(store, run, width)
     sums = {}
     for name in _SUMMED:  # NULL becomes NaN
         sums[name] = np.array([getattr(row, name) for row in rows], dtype=np.float64)
@@ -110,7 +106,7 @@ def _curves(store: PosteriorStore, run: RunRecord, width: int) -> Curves:
             "given_advantage": sums["rescued"] / several,
             "length": sums["generated_tokens"] / generated,
             **{name: count / sums["steps"] for name, count in _parts(sums).items()},
-            **_metric_means(store, run, (sums["step"] - 1) // width, width),
+            **_metric_means(run, logged, (sums["step"] - 1) // width, width),
         }
 
 
@@ -141,13 +137,13 @@ def _parts(sums: Mapping[str, Any]) -> Answer:
     }
 
 
-def _metric_means(store: PosteriorStore, run: RunRecord, points: Floats, width: int) -> Curves:
+def _metric_means(run: RunRecord, rows: list[Any], points: Floats, width: int) -> Curves:
     """Return the mean of each logged metric over each point; a step without a value is left out.
 
     Args:
+        rows: step and metrics of each step.
         points: (K,) the number of each point, ascending.
     """
-    rows = store.query(_METRICS, run=run.run_id, last=run.last_step)
     logged = [metrics_of(run, row) for row in rows]
     steps_T = np.array([row.step for row in rows], dtype=np.int64)
     point_T = np.searchsorted(points, (steps_T - 1) // width)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
-from openrlhf_dbb.storage.engine import table
 from openrlhf_dbb.storage.records import Integers
-from openrlhf_dbb.storage.schema import MEAN
+from openrlhf_dbb.watch import queries
 
 Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
@@ -44,47 +43,6 @@ MOST_CELLS = 4_000_000  # about; a browser draws them in a moment
 LEVELS = 126
 DRAWN = 128
 CLASSES = 5  # of means, for the shares among drawn prompts and among the others
-_VISIT = [
-    ("step", "<f8"),
-    ("prompt_id", "<f8"),
-    ("successes", "<f8"),
-    ("mean", "<f8"),
-]
-_PROMPT = [
-    ("prompt_id", "<i8"),
-    ("mean", "<f8"),
-]
-_VISITS = f"""
-    SELECT step, prompt_id, successes, {MEAN}
-    FROM dbb_history WHERE run_id = :run ORDER BY step, prompt_id"""
-_NOW = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
-_OUTSIDE = "SELECT 1 FROM dbb_history WHERE run_id = :run AND ({condition}) LIMIT 1"
-# The variance of N rewards in [0, 1] with a mean m is at most m (1 - m) N / (N - 1).
-_TOO_FAR_APART = "variance > mean * (1 - mean) * rollouts / nullif(rollouts - 1.0, 0) + 1e-9"
-_KEPT_SCORES = """
-    SELECT score FROM dbb_rollout WHERE run_id = :run ORDER BY step {direction} LIMIT 1000"""
-_SOME_SCORES = f"""
-    SELECT min(score) AS low, max(score) AS high FROM
-    (SELECT * FROM ({_KEPT_SCORES.format(direction="ASC")}) early
-     UNION ALL SELECT * FROM ({_KEPT_SCORES.format(direction="DESC")}) late) kept"""
-
-
-def has_unit_scores(store: PosteriorStore, run: RunRecord) -> bool:
-    """Return whether all scores of a run lie in [0, 1], as far as the store tells.
-
-    Only then a sum of 0 means that nothing was solved: of scores -1 and 1 it means that half was.
-    """
-    outside = "successes < 0 OR successes > rollouts"
-    if run.estimator == "point":  # its means and variances are those of the groups themselves
-        outside += f" OR {_TOO_FAR_APART}"
-    if store.query(_OUTSIDE.format(condition=outside), run=run.run_id):
-        return False
-    [kept] = store.query(_SOME_SCORES, run=run.run_id)
-    if kept.low is not None:
-        return bool(kept.low >= 0 and kept.high <= 1)
-    # Without kept rollouts: the other memories take only scores in [0, 1].
-    memory = run.parameters.get("memory", run.estimator)
-    return memory != "gaussian" or run.estimator == "point"
 
 
 @dataclass(frozen=True)
@@ -107,13 +65,9 @@ Pool = tuple[Visits, dict[str, Any]]
 
 def read_visits(store: PosteriorStore, run: RunRecord) -> Pool:
     """Read the whole history of a run, and draw it: about 2 s for a million visits."""
-    with store.database.transaction() as connection:
-        rows = table(connection, _VISIT, _VISITS, {"run": run.run_id})
-        now = table(connection, _PROMPT, _NOW, {"run": run.run_id})
-    history = rows.view("<f8").reshape(-1, len(_VISIT))
-    unit = has_unit_scores(store, run)
-    visits = summed(now["prompt_id"], now["mean"], history, unit=unit)
-    return visits, picture(visits, history)
+    history = queries.history(store, run)
+    visits = summed(history.prompt_id, history.mean, history.visits, unit=history.unit)
+    return visits, picture(visits, history.visits)
 
 
 def picture(visits: Visits, history: Floats) -> dict[str, Any]:

@@ -10,52 +10,18 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
-from openrlhf_dbb.storage.read import ADVANTAGE, columns, prompt_history, prompt_texts
+from openrlhf_dbb.storage.read import prompt_texts
 from openrlhf_dbb.storage.records import Floats, Integers
-from openrlhf_dbb.storage.schema import MEAN, VARIANCE
 from openrlhf_dbb.terminal import readable
-from openrlhf_dbb.watch import history
+from openrlhf_dbb.watch import history, queries
 from openrlhf_dbb.watch.history import Visits
+from openrlhf_dbb.watch.queries import Columns
 
 Answer = dict[str, Any]
-Columns = dict[str, Floats]  # (V,) each, by name
 
 _TEXT = 500  # characters of a prompt in the table
 _BLOCK = 20_000  # prompts that are read at a time
 _STEPS = 50  # steps whose rollouts are read at a time
-_VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
-_ALL_VISITS = f"""
-    FROM (SELECT prompt_id, step, rollouts, successes, alpha, beta,
-                 {MEAN} AS mean, {VARIANCE} AS variance, lag
-          FROM posterior_history WHERE run_id = :run AND {{of_prompts}}) visit
-    ORDER BY prompt_id, step"""
-_KEPT = """
-    SELECT prompt_id, step, count(*) AS kept FROM dbb_rollout
-    WHERE run_id = :run AND {chosen} GROUP BY prompt_id, step"""
-_TEXTS = 4_000_000  # characters of the responses of a step in an answer, about
-MOST_ROLLOUTS = 5_000  # rollouts of a step in an answer
-_SHARE = f"CAST({_TEXTS} / count(*) OVER (PARTITION BY step) AS INTEGER)"
-_ROLLOUTS = f"""
-    SELECT * FROM (
-        SELECT step, prompt_id, sample, reward, score, {ADVANTAGE}, baseline, scale, weight,
-               length, truncated, missing, log_prob, lag, read, substr(text, 1, {_SHARE}) AS text,
-               CASE WHEN length(text) > {_SHARE} THEN length(text) END AS cut_from,
-               count(*) OVER (PARTITION BY step) AS kept,
-               row_number() OVER (PARTITION BY step ORDER BY prompt_id, sample) AS place
-        FROM rollouts r JOIN dbb_step s USING (run_id, step)
-        WHERE run_id = :run AND {{of_steps}} AND prompt_id = coalesce(:prompt, prompt_id)) placed
-    WHERE place <= :most ORDER BY prompt_id, sample"""
-_GROUP = (
-    "step",
-    "prompt_id",
-    "rollouts",
-    "successes",
-    "alpha",
-    "beta",
-    "mean",
-    "variance",
-    "before",
-)
 _SHOWN_OF_GROUP = (
     "rollouts",
     "successes",
@@ -64,15 +30,6 @@ _SHOWN_OF_GROUP = (
     "low",
     "high",
 )
-_GROUPS = f"""
-    FROM (SELECT step, prompt_id, rollouts, successes, alpha, beta,
-                 {MEAN} AS mean, {VARIANCE} AS variance,
-                 prev_alpha / nullif(prev_alpha + prev_beta, 0) AS before
-          FROM dbb_history
-          WHERE run_id = :run AND {{of_steps}} AND prompt_id = coalesce(:prompt, prompt_id)) seen"""
-_COUNTED = """
-    SELECT step, form, generated, generated - trained AS filtered, skipped
-    FROM dbb_step WHERE run_id = :run AND {of_steps}"""
 
 
 def prompt_table(store: PosteriorStore, visits: Visits) -> Answer:
@@ -100,19 +57,10 @@ def one_prompt(
 
     ``unit``: whether the scores of the run lie in [0, 1]; otherwise "state" is None.
     """
-    values = {"run": run.run_id, "prompt": prompt_id}
-    query = "SELECT mean FROM posteriors WHERE run_id = :run AND prompt_id = :prompt"
-    posterior = store.query(query, **values)
-    if not posterior:
+    found = queries.prompt(store, run, prompt_id)
+    if found is None:
         return None
-    rows = prompt_history(store, run, prompt_id)
-    log = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _VISIT}
-    log["prompt_id"] = np.full(len(rows), float(prompt_id))
-    # By step, since the table is keyed by it: otherwise all kept rollouts of the run would be read.
-    of_steps = f"prompt_id = :prompt AND {store.database.one_of('step')}"
-    steps = store.database.ids(log["step"].astype(np.int64))
-    kept = store.query(_KEPT.format(chosen=of_steps), ids=steps, **values)
-    mean = np.array([posterior[0].mean], dtype=np.float64)
+    mean, log, kept = found
     ((_, answer),) = _answers(store, np.array([prompt_id]), mean, log, kept, unit)
     return answer
 
@@ -124,15 +72,10 @@ def every_prompt(
 
     ``order``: (P,) places in ``visits``.
     """
-    of_prompts = store.database.one_of("prompt_id")
-    kinds = dict.fromkeys(("prompt_id", *_VISIT), "<f8")
-    query = _ALL_VISITS.format(of_prompts=of_prompts)
     for start in range(0, len(order), _BLOCK):
         places = order[start : start + _BLOCK]
         ids = visits.prompt_id[places]
-        values = {"run": run.run_id, "ids": store.database.ids(ids)}
-        log = columns(store, kinds, query, **values)
-        kept = store.query(_KEPT.format(chosen=of_prompts), **values)
+        log, kept = queries.prompts(store, run, ids)
         yield from _answers(store, ids, visits.mean[places], log, kept, visits.unit)
 
 
@@ -190,8 +133,7 @@ def _interval(log: Columns) -> Columns:
 
 def latest_rollouts(store: PosteriorStore, run: RunRecord) -> Answer:
     """Return the kept rollouts of the last step that has any, as :func:`rollouts_of_step`."""
-    query = "SELECT max(step) AS step FROM dbb_rollout WHERE run_id = :run"
-    step = store.query(query, run=run.run_id)[0].step
+    step = queries.latest_step(store, run)
     if step is None:
         return {"step": None, "rollouts": [], "prompts": {}}
     return rollouts_of_step(store, run, step)
@@ -215,15 +157,16 @@ def rollouts_of_steps(
     """
     for start in range(0, len(steps), _STEPS):
         part = steps[start : start + _STEPS]
+        found = queries.rollouts(store, run, part, prompt_id)
         rows_of = defaultdict(list)
         ids = set()
-        for row in _of_steps(store, run, _ROLLOUTS, part, prompt=prompt_id, most=MOST_ROLLOUTS):
+        for row in found.rows:
             rows_of[row.step].append(row._asdict())
             ids.add(row.prompt_id)
-        counted = {row.step: row._asdict() for row in _of_steps(store, run, _COUNTED, part)}
+        counted = {row.step: row._asdict() for row in found.counted}
         numbers = np.array(sorted(ids), dtype=np.int64)
         texts = dict(zip(numbers.tolist(), prompt_texts(store, numbers), strict=True))
-        groups = _groups(store, run, part, prompt_id)
+        groups = _groups(found.groups)
         for step in part:
             answer = {"step": step, **counted.get(step, {})}
             if answer.get("form"):
@@ -231,26 +174,9 @@ def rollouts_of_steps(
             yield step, answer | _of_step(rows_of[step], texts, groups)
 
 
-def _of_steps(
-    store: PosteriorStore,
-    run: RunRecord,
-    query: str,
-    steps: list[int],
-    **values: Any,
-) -> list[Any]:
-    query = query.format(of_steps=store.database.one_of("step"))
-    return store.query(query, run=run.run_id, ids=store.database.ids(np.array(steps)), **values)
-
-
-def _groups(
-    store: PosteriorStore, run: RunRecord, steps: list[int], prompt_id: int | None
-) -> dict[tuple[int, int], Answer]:
+def _groups(log: Columns) -> dict[tuple[int, int], Answer]:
     """Return by step and prompt the rewards seen of a group, and the posterior around it."""
-    kinds = dict.fromkeys(_GROUP, "<f8")
-    query = _GROUPS.format(of_steps=store.database.one_of("step"))
-    ids = store.database.ids(np.array(steps))
-    log = columns(store, kinds, query, run=run.run_id, ids=ids, prompt=prompt_id)
-    log |= _interval(log)
+    log = log | _interval(log)
     groups = {}
     for at in range(len(log["step"])):
         group = {name: log[name][at] for name in _SHOWN_OF_GROUP}

@@ -19,12 +19,12 @@ from openrlhf_dbb.options import RUN_HELP, chosen
 from openrlhf_dbb.storage import PosteriorStore
 from openrlhf_dbb.storage.decode import naming_damage
 from openrlhf_dbb.terminal import shown
+from openrlhf_dbb.watch import queries
 from openrlhf_dbb.watch.api import Api, Listed, encoded, record_of
 from openrlhf_dbb.watch.prompts import every_prompt, rollouts_of_steps
 
 _MEGABYTE = 1_000_000
 _SIZE_MB = 20.0
-_STEPS = "SELECT DISTINCT step FROM dbb_rollout WHERE run_id = :run ORDER BY step DESC"
 _SCRIPTS = (
     "base.js",
     "charts.js",
@@ -109,7 +109,7 @@ class _File:
         """
         record = record_of(run)
         base = f"runs/{run.run_id}"
-        steps = [row.step for row in store.query(_STEPS, run=run.run_id)]
+        steps = queries.kept_steps(store, record)
         rollouts = rollouts_of_steps(store, record, steps)
         visits, _ = api.visits(run)
         moved = np.abs(np.nan_to_num(visits.mean - visits.first))

@@ -3,6 +3,7 @@
     here       the contract: RolloutStrategy, Sampler, Decision; the registry; plain: every prompt, every group
     dynamic    groups of zero variance are replaced (DAPO)
     greso      prompts whose groups had zero variance are skipped (GRESO)
+    draws      what the following three have in common
     posterior  prompts are drawn by the variance that their posterior expects
     limit      prompts that are too easy or too hard rest, and come back every few passes
     target     prompts near a pass rate that moves during the run
@@ -17,13 +18,16 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from openrlhf_dbb.core import exact_json
+from openrlhf_dbb.core.drawn import Drawn as Drawn
 from openrlhf_dbb.core.host import Capability
-from openrlhf_dbb.estimators.registry import Registry, check
+from openrlhf_dbb.core.plan import Part, Plan
+from openrlhf_dbb.estimators.registry import Refusal, Registry, Rule, check
 from openrlhf_dbb.estimators.registry import parameter as parameter
 
 
@@ -48,17 +52,10 @@ class Predictive:
     beta: NDArray[np.float64]  # > 0
     unverified: NDArray[np.bool_] | None = None  # its last visits yielded no score; None: of none
 
-
-class Drawn(NamedTuple):
-    """A prompt that the strategy has chosen."""
-
-    prompt_id: int
-    inclusion: float  # probability with which the prompt is in the batch, fixed before anything is generated
-    weight: float  # factor on the prompt's advantages, > 0
-    as_even: float = 1.0  # probability with even draws, over ``inclusion``
-    as_forecast: float = 1.0  # probability with draws by the forecast, over ``inclusion``
-    # Of its group, if the strategy gives each prompt its own number. Those of a batch sum to B N.
-    rollouts: int | None = None
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """The expected success probability of each prompt, (P,) in (0, 1)."""
+        return self.alpha / (self.alpha + self.beta)
 
 
 class Decision(Enum):
@@ -128,15 +125,53 @@ class Sampler:
                 setattr(self, name, copy.deepcopy(state[name]))
 
 
+def too_few_rollouts(strategy: "RolloutStrategy", plan: Plan) -> Refusal:
+    """A strategy that looks for groups with different rewards finds none among groups of one rollout."""
+    needed = strategy.min_rollouts
+    if plan.group is None or plan.group >= needed:
+        return None
+    both = f"{strategy.shown(plan)} with {plan.shown('group', plan.group)}"
+    why = "it looks for groups with different rewards"
+    return f"{both}: {why}; give {needed} or more rollouts of a prompt"
+
+
+def state_that_no_checkpoint_keeps(strategy: "RolloutStrategy", plan: Plan) -> Refusal:
+    """A checkpoint keeps a strategy's state as JSON; a resume would begin without what JSON cannot hold."""
+    facts = RunFacts(groups=1, rollouts=plan.group or strategy.min_rollouts)
+    try:
+        exact_json.dumps(strategy.sampler(facts).state(), "its state")
+    except ValueError as error:
+        return f"{strategy.shown(plan)}: {error}"
+    return None
+
+
+def no_forecast(strategy: "RolloutStrategy", plan: Plan) -> Refusal:
+    """A strategy that draws prompts draws them by the forecast of the estimator, or of its memory."""
+    belief = plan.estimator.belief
+    if not strategy.forecasts or belief.can_predict():
+        return None
+    return (
+        f"{strategy.shown(plan)}: it draws prompts by a forecast, and {belief.name} makes none; "
+        f"use {plan.shown('estimator', 'point')} with {plan.shown('memory', 'auto')}, "
+        f"or {plan.shown('estimator', 'auto')} or {plan.shown('estimator', 'dbb')}"
+    )
+
+
 @dataclass(frozen=True)
-class RolloutStrategy:
+class RolloutStrategy(Part):
     """Decides which prompts are generated for and which groups are trained on.
 
     A strategy is a frozen dataclass whose fields, made by :func:`openrlhf_dbb.estimators.registry.parameter`, become
-    the flags ``--NAME.FIELD``. The :class:`Sampler` holds what changes during the training.
+    the flags ``--NAME.FIELD``. :class:`openrlhf_dbb.estimators.registry.Owner` says how it derives some of them, and
+    how it refuses a training. The :class:`Sampler` holds what changes during the training.
     """
 
     name: ClassVar[str]  # the registered one
+    rules: ClassVar[tuple[Rule, ...]] = (
+        too_few_rollouts,
+        state_that_no_checkpoint_keeps,
+        no_forecast,
+    )
     # It judges groups by their scores, which must be known at generation
     needs_scores: ClassVar[bool] = False
     # A pass has no fixed cost, so that a number of rollouts ends the training
@@ -172,6 +207,17 @@ class RolloutStrategy:
         if self.needs_scores or self.needs_budget:
             needs.add(Capability.GENERATE_MORE)
         return frozenset(needs)
+
+    def shown(self, plan: Plan) -> str:
+        """Return how the trainer's user has chosen it."""
+        return plan.shown("strategy", plan.strategy_name or self.name)
+
+    def instead(self, plan: Plan) -> str:
+        """Return which strategies the trainer can serve."""
+        others = plan.shown("strategy", "plain")
+        if plan.host is None or Capability.DRAW not in plan.host.lacks:
+            others += f" or {plan.shown('strategy', 'posterior')}"
+        return f"use {others}"
 
     def describe(self) -> str:
         """Return a few words for the line that the start prints."""

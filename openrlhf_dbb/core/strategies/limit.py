@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from openrlhf_dbb.core.strategies import (
     Drawn,
     Predictive,
-    RolloutStrategy,
     RunFacts,
     Sampler,
     parameter,
     register,
 )
+from openrlhf_dbb.core.strategies.draws import DrawingStrategy
 
 
 @register
 @dataclass(frozen=True)
-class Limit(RolloutStrategy):
+class Limit(DrawingStrategy):
     """Prompts whose posterior mean is below ``low`` or above ``high`` rest, and are tried again every ``every`` passes.
 
     The other prompts come once a pass, in an order of chance. So do prompts without a visit: the prior's mean lies
@@ -48,11 +48,6 @@ class Limit(RolloutStrategy):
             raise ValueError(
                 f"limit.low = {self.low!r} is above limit.high = {self.high!r}; no prompt lies between"
             )
-
-    @property
-    def draws(self) -> bool:
-        """True: the forecast tells which prompts rest."""
-        return True
 
     def describe(self) -> str:
         """Return the limits, and after how many passes a prompt comes back."""
@@ -85,7 +80,7 @@ class LimitSampler(Sampler):
 
     def _begin(self, predictive: Predictive) -> list[int]:
         """Return the prompts of the next pass in their order."""
-        mean_P = predictive.alpha / (predictive.alpha + predictive.beta)
+        mean_P = predictive.mean
         outside_P = (mean_P < self._strategy.low) | (mean_P > self._strategy.high)
         if predictive.unverified is not None:
             outside_P |= predictive.unverified

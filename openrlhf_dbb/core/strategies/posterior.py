@@ -3,7 +3,7 @@
 Axes: P prompts of the run, B of a batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from openrlhf_dbb.core.strategies import (
     Drawn,
     Predictive,
-    RolloutStrategy,
     RunFacts,
-    Sampler,
     parameter,
     register,
 )
-from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.core.strategies.draws import BatchSampler, DrawingStrategy
 from openrlhf_dbb.estimators.base import Floats
 
 _LEAST_LIFT = 1.0  # below it draws by the forecast make the gradient noisier than even draws
@@ -27,7 +25,7 @@ _LEAST_LIFT = 1.0  # below it draws by the forecast make the gradient noisier th
 
 @register
 @dataclass(frozen=True)
-class PosteriorSampling(RolloutStrategy):
+class PosteriorSampling(DrawingStrategy):
     """Each batch's prompts are drawn by the expected variance of a reward, E[p (1 - p)].
 
     The estimator forecasts each prompt's success probability p as a Beta just before the batch. One systematic draw
@@ -49,11 +47,6 @@ class PosteriorSampling(RolloutStrategy):
 
     name: ClassVar[str] = "posterior"
 
-    @property
-    def draws(self) -> bool:
-        """True: the forecast gives the probability of each prompt."""
-        return True
-
     def describe(self) -> str:
         """Return what the draws are in proportion to, the floor and the weights."""
         drawn = f"prompts drawn by E[p (1 - p)]^{self.power:g}, floor {self.floor:g}"
@@ -64,12 +57,11 @@ class PosteriorSampling(RolloutStrategy):
         return PosteriorSampler(self, facts)
 
 
-class PosteriorSampler(Sampler):
-    """Draws a batch when the last one has been handed out: by the forecast, or evenly while that does not pay."""
+class PosteriorSampler(BatchSampler):
+    """Draws a batch by the forecast, or evenly while that does not pay."""
 
     kept: ClassVar[tuple[str, ...]] = (
-        "_random",
-        "_batch",
+        *BatchSampler.kept,
         "_metrics",
         "_passes",
         "_evenly",
@@ -80,8 +72,6 @@ class PosteriorSampler(Sampler):
     def __init__(self, strategy: PosteriorSampling, facts: RunFacts) -> None:
         super().__init__(facts)
         self._strategy = strategy
-        self._random = np.random.default_rng(facts.seed)
-        self._batch: list[Drawn] = []
         self._metrics: dict[str, float] = {}
         self._evenly = False
         self._passes = 0
@@ -89,19 +79,10 @@ class PosteriorSampler(Sampler):
         self._outcomes: list[tuple[float, float, float]] = []
         self._of_step: list[tuple[float, float, float]] = []  # likewise; empty between steps
 
-    def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
-        """Return the next prompt of the batch; draw a batch when none is left."""
-        if not self._batch:
-            self._batch = self._draw(predictive())
-        return Drawn(*self._batch.pop(0))  # a list after a resume from JSON
-
     def _draw(self, predictive: Predictive) -> list[Drawn]:
         strategy = self._strategy
         prompts = len(predictive.prompt_ids)
         batch = self.facts.groups
-        if batch > prompts:
-            problem = f"a batch of {batch} prompts, but only {prompts} prompts differ"
-            raise RunError(f"{problem}; lower the batch size")
         value_P = expected_variance(predictive.alpha, predictive.beta) ** strategy.power
         even_P = np.full(prompts, batch / prompts)
         drawn_evenly_P = even_P

@@ -1,6 +1,5 @@
 """Difficulty by schedule: prompts are drawn whose posterior mean is near a target, which moves during the run."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,19 +8,17 @@ import numpy as np
 from openrlhf_dbb.core.strategies import (
     Drawn,
     Predictive,
-    RolloutStrategy,
     RunFacts,
-    Sampler,
     parameter,
     register,
 )
+from openrlhf_dbb.core.strategies.draws import BatchSampler, DrawingStrategy
 from openrlhf_dbb.core.strategies.posterior import inclusion, systematic
-from openrlhf_dbb.errors import RunError
 
 
 @register
 @dataclass(frozen=True)
-class Target(RolloutStrategy):
+class Target(DrawingStrategy):
     """Each step draws prompts whose posterior mean is near a target pass rate, which moves from ``start`` to ``end``.
 
     The target moves by equal parts over ``steps`` steps, and then stays at ``end``. A prompt at distance d from it is
@@ -41,11 +38,6 @@ class Target(RolloutStrategy):
 
     name: ClassVar[str] = "target"
 
-    @property
-    def draws(self) -> bool:
-        """True: the forecast tells a prompt's distance from the target."""
-        return True
-
     def describe(self) -> str:
         """Return how the target moves, and the floor."""
         return (
@@ -58,16 +50,14 @@ class Target(RolloutStrategy):
         return TargetSampler(self, facts)
 
 
-class TargetSampler(Sampler):
-    """Draws a batch of different prompts when the last one has been handed out."""
+class TargetSampler(BatchSampler):
+    """Draws prompts near the target of the step."""
 
-    kept: ClassVar[tuple[str, ...]] = ("_random", "_batch", "_step")
+    kept: ClassVar[tuple[str, ...]] = (*BatchSampler.kept, "_step")
 
     def __init__(self, strategy: Target, facts: RunFacts) -> None:
         super().__init__(facts)
         self._strategy = strategy
-        self._random = np.random.default_rng(facts.seed)
-        self._batch: list[Drawn] = []
         self._step = 0  # steps that have ended
 
     @property
@@ -77,20 +67,8 @@ class TargetSampler(Sampler):
         moved = min(self._step / strategy.steps, 1.0)
         return strategy.start + moved * (strategy.end - strategy.start)
 
-    def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
-        """Return the next prompt of the batch; draw a batch when none is left."""
-        if not self._batch:
-            self._batch = self._draw(predictive())
-        return self._batch.pop(0)
-
     def _draw(self, predictive: Predictive) -> list[Drawn]:
-        prompts = len(predictive.prompt_ids)
-        if self.facts.groups > prompts:
-            raise RunError(
-                f"a batch of {self.facts.groups} prompts, but only {prompts} prompts differ; lower the batch size"
-            )
-        mean_P = predictive.alpha / (predictive.alpha + predictive.beta)
-        value_P = np.exp(-(((mean_P - self.target) / self._strategy.width) ** 2) / 2)
+        value_P = np.exp(-(((predictive.mean - self.target) / self._strategy.width) ** 2) / 2)
         if predictive.unverified is not None:
             value_P[predictive.unverified] = 0  # nothing is learned from a prompt without scores
         pi_P = inclusion(value_P, self.facts.groups, self._strategy.floor)

@@ -5,5 +5,5 @@ places      of every training: GPUs and adapters
 replay      of every training: --replay.samples
 recorded    of every training: --rollouts.record and --rollouts.of_run
 alone       OpenRLHF alone, --estimator none
-posteriors  with an estimator; among them those of every trainer, ``core/rules.py``
+posteriors  with an estimator; among them those of the training's parts, ``core/rules.py``, and of evaluations
 """

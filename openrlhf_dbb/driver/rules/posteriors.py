@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 from openrlhf_dbb import chosen
 from openrlhf_dbb.core import rules
-from openrlhf_dbb.core.rules import Plan, Refusal, Rules
+from openrlhf_dbb.core.rules import Refusal, Rules
 from openrlhf_dbb.driver.arguments import Settings
 from openrlhf_dbb.driver.rules.places import GPUS, NODES
 from openrlhf_dbb.estimators import FORMS
-from openrlhf_dbb.integrations import hosts
+from openrlhf_dbb.evaluation.training import EVALUATIONS, Evaluations
 
 POSTERIORS: Rules[Settings] = Rules()
 
@@ -18,7 +18,6 @@ _REWARD = "reward.remote_url"
 _REWARD_MODEL = "reward.model_name_or_path"
 _PROMPTS = "rollout.batch_size"
 _GROUP = "rollout.n_samples_per_prompt"
-_NEVER = "too low; give 1 or more, or -1 for never"
 _VANISH = "and left-over rollouts would vanish; change one of them"
 
 
@@ -33,21 +32,9 @@ def form_without_estimator(settings: Settings) -> Refusal:
 
 
 @POSTERIORS.add
-def rules_of_every_trainer(settings: Settings) -> Refusal:
-    """What does not go together in TRL or verl either."""
-    plan = Plan(
-        settings.built_estimator,
-        form=settings.values[_FORM],
-        strategy=settings.strategy,
-        group=settings.args.rollout.n_samples_per_prompt,
-        thin=settings.args.train.thin,
-        host=hosts.OPENRLHF,
-        replay=settings.replay if settings.replay.samples else None,
-        estimator_name=settings.estimator,
-        strategy_name=settings.values[_STRATEGY],
-        names=hosts.OPENRLHF_NAMES,
-    )
-    return rules.refusal(plan)
+def rules_of_its_parts(settings: Settings) -> Refusal:
+    """What the estimator, the form, the strategy and further parts refuse in every trainer."""
+    return rules.refusal(settings.plan)
 
 
 @POSTERIORS.add
@@ -99,35 +86,9 @@ def two_rewards(settings: Settings) -> Refusal:
 
 
 @POSTERIORS.add
-def reward_model_for_verdicts(settings: Settings) -> Refusal:
-    """An estimator of success rates cannot take a model's score."""
-    estimator = settings.built_estimator
-    takes_any = estimator.support == "real" and estimator.belief.support == "real"
-    if not settings.args.reward.model_name_or_path or takes_any:
-        return None
-    return (
-        f"{settings.shown(_REWARD_MODEL, 'estimator')}: a model gives any real number, this estimator or its memory "
-        "takes scores of 0 to 1 only; use gaussian, or point with --point.memory gaussian"
-    )
-
-
-@POSTERIORS.add
-def reward_after_generation(settings: Settings) -> Refusal:
-    """A reward model scores a batch that is generated already."""
-    early = settings.strategy.needs_scores or settings.args.probe.fraction
-    if not settings.args.reward.model_name_or_path or not early:
-        return None
-    flags = settings.shown(_REWARD_MODEL, "probe.fraction", _STRATEGY)
-    return f"{flags}: these need rewards at generation: give --{_REWARD}"
-
-
-@POSTERIORS.add
-def no_steps_between_evaluations(settings: Settings) -> Refusal:
-    """OpenRLHF divides by the steps."""
-    steps = settings.args.eval.steps
-    if steps >= 1 or steps == -1:
-        return None
-    return f"{settings.shown('eval.steps')}: {_NEVER}"
+def rules_of_evaluations(settings: Settings) -> Refusal:
+    """What the evaluations during a training refuse."""
+    return EVALUATIONS.refusal(Evaluations(settings.args.eval.steps))
 
 
 @POSTERIORS.add
@@ -136,7 +97,7 @@ def no_steps_between_checkpoints(settings: Settings) -> Refusal:
     steps = settings.args.ckpt.save_steps
     if steps >= 1 or steps == -1:
         return None
-    return f"{settings.shown('ckpt.save_steps')}: {_NEVER}"
+    return f"{settings.shown('ckpt.save_steps')}: too low; give 1 or more, or -1 for never"
 
 
 @POSTERIORS.add
