@@ -315,7 +315,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def _report(self, batch: RolloutBatch, status: dict[str, Any], step: int) -> None:
         """Tell the progress line about a step that is trained and stored."""
         progress = self.progress
-        if not progress.outcomes:  # later steps of an async training differ by their lag
+        # Later steps of an async training differ by their lag, those of a record by its policy.
+        if not progress.outcomes and (self._record is None or step == 1):
             progress.difference = status.get(DIFFERENCE, 0.0)
         progress.step = step
         progress.reward = status["rollout/reward_mean"]
