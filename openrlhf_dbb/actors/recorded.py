@@ -12,13 +12,12 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf_dbb import chosen
 from openrlhf_dbb.actors.generation import (
     BudgetSpent,
-    Group,
     RolloutBatch,
     RolloutGenerator,
     Snapshot,
     rollouts_of,
 )
-from openrlhf_dbb.core.recorded import Record, RecordedBatch, RecordedGroup, RecordedRollout
+from openrlhf_dbb.core.recorded import Record, RecordedBatch, RecordedRollout, changed
 from openrlhf_dbb.errors import RunError
 
 # OpenRLHF makes these of a rollout's other parts.
@@ -27,21 +26,12 @@ _DERIVED = ("reward", "score", "response_clip_ratio")
 
 def as_recorded(batch: RolloutBatch) -> RecordedBatch:
     """Return a batch as a record holds it, before OpenRLHF writes into its rollouts."""
-    trained = tuple(map(_without_tensors, batch.trained))
-    filtered = tuple(map(_without_tensors, batch.filtered))
-    return RecordedBatch(trained, filtered, batch.skipped)
+    return changed(batch, _without_tensors)
 
 
-def _without_tensors(group: Group) -> RecordedGroup:
-    return RecordedGroup(
-        prompt=group.prompt.key,
-        prompt_id=group.prompt_id,
-        drawn=group.drawn,
-        version=group.version,
-        rollouts=tuple(map(_rollout_without_tensors, group.rollouts)),
-        scores=group.scores,
-        read=group.read,
-    )
+def _without_tensors(group: Any) -> Any:
+    rollouts = tuple(map(_rollout_without_tensors, group.rollouts))
+    return replace(group, prompt=group.prompt.key, rollouts=rollouts)
 
 
 def _rollout_without_tensors(rollout: Experience) -> RecordedRollout:
@@ -105,27 +95,29 @@ class RecordedGenerator(RolloutGenerator):
             RunError: the step's file is damaged, or lacks log-probs that the loss takes.
         """
         if self._step == self._last_step:
-            self.sampler.note = f"the training ends with step {self._step}, the last recorded one"
+            if self._step == self._record.steps:
+                end = f"step {self._step}, the last recorded one"
+                self.sampler.note = f"the training ends with {end}"
             raise BudgetSpent
         self._step += 1
         self._options = generate_kwargs
         try:
-            batch = self._record.batch(self._step, with_log_probs=chosen.needs_log_probs(self.args))
+            batch: Any = self._record.batch(
+                self._step, with_log_probs=chosen.needs_log_probs(self.args)
+            )
         except ValueError as error:
             raise RunError(str(error)) from error
-        trained = tuple(map(self._group, batch.trained))
-        filtered = tuple(map(self._group, batch.filtered))
-        self._given += len(rollouts_of(trained + filtered))
-        rollouts = RolloutBatch(trained, filtered, batch.skipped, self.snapshot())
-        groups = len(trained) + len(filtered)
-        return rollouts, 100 * len(trained) / groups, groups, False
+        batch = changed(batch, self._group)
+        self._given += len(rollouts_of(batch.trained + batch.filtered))
+        rollouts = RolloutBatch(batch.trained, batch.filtered, batch.skipped, self.snapshot())
+        groups = len(batch.trained) + len(batch.filtered)
+        return rollouts, 100 * len(batch.trained) / groups, groups, False
 
-    def _group(self, group: RecordedGroup) -> Group:
+    def _group(self, group: Any) -> Any:
         """Return a recorded group with this run's prompt and OpenRLHF's rollouts."""
         prompt_id = self._prompt_ids[group.prompt]
         prompt = self._prompts.by_id[prompt_id]
         of_prompt = {"prompt": prompt.text, "label": prompt.label}
-        assert group.scores is not None
         rollouts = []
         for rollout, score in zip(group.rollouts, group.scores.tolist(), strict=True):
             response = {**as_response(rollout), **of_prompt, "scores": score}

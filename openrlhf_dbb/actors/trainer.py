@@ -51,6 +51,7 @@ MARK = "openrlhf_dbb"  # our entry in OpenRLHF's checkpoint states
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     """OpenRLHF's trainer. A step is stored while it is trained on, and reported once both are done."""
 
+    vllm_engines: Any
     prompts_dataloader: Any
     eval_dataloader: Any
     samples_generator: Any
@@ -325,14 +326,14 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def _report(self, batch: RolloutBatch, status: dict[str, Any], step: int) -> None:
         """Tell the progress line about a step that is trained and stored."""
         progress = self.progress
-        if not progress.outcomes:  # later steps of an async training differ by their lag
+        # Later steps of an async training differ by their lag, those of a record by its policy.
+        if not progress.outcomes and (self._record is None or step == 1):
             progress.difference = status.get(DIFFERENCE, 0.0)
         progress.step = step
         progress.reward = status["rollout/reward_mean"]
         progress.zero_variance = status.get("estimator/zero_variance")
-        if (
-            self._budget is not None and self._record is None
-        ):  # steps that discard rollouts are fewer
+        # Steps that discard rollouts are fewer
+        if self._budget is not None and self._record is None:
             progress.total = max(step, self._budget * step // self._snapshot.generated)
         progress.outcomes.append(_outcome(generation.rollouts_of(batch.trained + batch.filtered)))
         progress.ends.append(time.monotonic())

@@ -41,6 +41,7 @@ from openrlhf_dbb.core.recorded import (
     RecordedBatch,
     RecordedRollout,
     Recorder,
+    changed,
 )
 from openrlhf_dbb.core.replay import ExtraRow, Replay, ReplayMemory, TokenRollout
 from openrlhf_dbb.core.rules import refusal
@@ -256,23 +257,23 @@ class Loop(Generic[RolloutT]):
         for row, key in enumerate(self._keys):
             row_of.setdefault(key, row)
 
-        def with_row(group: Group[Key, RecordedRollout]) -> Any:
+        def with_row(group: Any) -> Any:
             key = group.prompt
             return replace(group, prompt=row_of[key], prompt_id=self.posteriors.prompt_ids[key])
 
-        return _changed(batch, with_row)
+        return changed(batch, with_row)
 
     def _as_recorded(self, batch: Batch[int, RolloutT]) -> RecordedBatch:
         """Return a batch with texts and labels as its prompts."""
 
-        def with_key(group: Group[int, RolloutT]) -> Any:
+        def with_key(group: Any) -> Any:
             for rollout in group.rollouts:
                 if not isinstance(rollout, RecordedRollout):
                     problem = f"generate returned a {type(rollout).__name__}"
                     raise ValueError(f"record: {problem}; return RecordedRollout objects")
             return replace(group, prompt=self._keys[group.prompt])
 
-        return _changed(batch, with_key)
+        return changed(batch, with_key)
 
     def _probes(self, prompts: set[int]) -> Probes | None:
         """Generate further rollouts of the chosen prompts among those of a step; None if there are none."""
@@ -348,11 +349,6 @@ class Loop(Generic[RolloutT]):
         self._filler.load(state)
         if self._replays is not None:
             self._replays.load(folder)
-
-
-def _changed(batch: Batch[Any, Any], change: Callable[[Group[Any, Any]], Any]) -> Any:
-    trained = tuple(map(change, batch.trained))
-    return Batch(trained, tuple(map(change, batch.filtered)), batch.skipped)
 
 
 def _checked(scores: Floats | None) -> Floats:

@@ -14,10 +14,10 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,6 @@ class RecordedRollout:
     logs: Mapping[str, float] = field(default_factory=dict)
 
 
-RecordedGroup = Group[Key, RecordedRollout]
 RecordedBatch = Batch[Key, RecordedRollout]
 
 
@@ -87,21 +86,18 @@ class Recorder:
             other = _read_about(path).get("run")
             if other != about["run"]:
                 raise ValueError(f"{folder} holds the rollouts of run {other!r}; give another one")
-        path.write_text(json.dumps({"format": FORMAT, **about}, indent=1), encoding="utf-8")
+            return
+        text = json.dumps({"format": FORMAT, **about}, indent=1)
+        _write_whole(path, lambda file: file.write(text.encode()))
 
     def write(self, step: int, batch: RecordedBatch) -> None:
         """Write the batch of a step, from 1; it is durable afterwards."""
-        path = _path(self._folder, step)
-        unfinished = path.with_suffix(".unfinished")
-        with unfinished.open("wb") as file:
-            np.savez(file, **_arrays(batch))
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        arrays: dict[str, Any] = _arrays(batch)
+        _write_whole(_path(self._folder, step), lambda file: np.savez(file, **arrays))
 
     def roll_back(self, step: int) -> None:
         """Delete the batches of later steps."""
-        for number in _steps(self._folder):
+        for number in sorted(_steps(self._folder), reverse=True):  # no gap after a kill
             if number > step:
                 _path(self._folder, number).unlink()
 
@@ -177,6 +173,25 @@ def _read_about(path: Path) -> dict[str, Any]:
     return about
 
 
+def _write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file that is there whole or not at all, also after a power failure."""
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def changed(batch: Batch[Any, Any], change: Callable[[Any], Any]) -> Batch[Any, Any]:
+    """Return a batch with each of its groups changed."""
+    trained = tuple(map(change, batch.trained))
+    return Batch(trained, tuple(map(change, batch.filtered)), batch.skipped)
+
+
 def _path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:06}.npz"
 
@@ -212,7 +227,7 @@ def _arrays(batch: RecordedBatch) -> dict[str, NDArray[Any]]:
     }
 
 
-def _described(group: RecordedGroup) -> dict[str, Any]:
+def _described(group: Group[Key, RecordedRollout]) -> dict[str, Any]:
     text, label = group.prompt
     return {
         "prompt": text,

@@ -44,7 +44,7 @@ TRL = Host(
     lacks={
         Capability.PROBE: "it trains on every rollout of a batch",
         Capability.READ: "a reward function of it returns numbers alone",
-        Capability.RECORD: "its vLLM generates within the method that makes its batches, which is not replaced",
+        Capability.RECORD: "its integration records no rollouts yet",
     },
     tested={
         "every estimator": "test_trl_features.py::test_every_estimator_gives_what_it_gives_in_ones_own_loop",
@@ -73,7 +73,7 @@ _OF_VERL = "test_verl.py::test_every_estimator_and_form_gives_what_it_gives_in_o
 VERL = Host(
     name="verl",
     lacks={
-        Capability.RECORD: "its own SkipManager dumps rollouts and trains on the dumps",
+        Capability.RECORD: "its own SkipManager does that, with dumps of its own",
         Capability.EXTRA_ROWS: "its _compute_old_log_prob replaces the log-probs of every row of a batch",
     },
     tested={
