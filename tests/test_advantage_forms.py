@@ -172,25 +172,31 @@ STORED = """SELECT step, reward, baseline, scale, weight, advantage, form
 
 @every_pair
 def test_the_store_alone_tells_every_advantage(open_new, form, estimator):
-    rows = []
     weights = np.linspace(0.5, 2, 11)
-    found = []
     with Posteriors.create(
         open_new("sqlite"), "run", list("abc"), [""] * 3, estimator=estimator
     ) as posteriors:
-        for step, of_step in ((1, None), (2, weights)):
-            found += observed_eleven(posteriors, step, form, of_step)
+        found = observed_eleven(posteriors, 1, form, None)
+        found += observed_eleven(posteriors, 2, form, weights)
         posteriors.settle()
         rows = posteriors.store.query(STORED)
     assert [row.advantage for row in rows] == found
     assert {row.form for row in rows} == {form}
-    for row, place in zip(rows, [*range(11)] * 2, strict=True):
-        if place in (2, 10):  # missing, or not trained on
-            assert (row.baseline, row.scale, row.weight, row.advantage) == (None, None, None, 0)
+    check_arithmetic(rows, [1] * 11 + weights.tolist())
+    # The third is missing, the last of a step is not trained on
+    for row in (rows[2], rows[10], rows[13], rows[21]):
+        assert (row.baseline, row.scale, row.weight, row.advantage) == (None, None, None, 0)
+    assert sum(row.baseline is None for row in rows) == 4
+
+
+def check_arithmetic(rows, weights):
+    """The stored numbers of a rollout with a baseline make its advantage."""
+    for row, weight in zip(rows, weights, strict=True):
+        if row.baseline is None:
             continue
         again = row.weight * (row.reward - row.baseline) / row.scale if row.scale else 0
         assert again == pytest.approx(row.advantage, rel=1e-12, abs=1e-12)
-        assert row.weight == pytest.approx(weights[place] if row.step == 2 else 1)
+        assert row.weight == pytest.approx(weight)
 
 
 def observed_eleven(posteriors, step, form, weights):

@@ -192,40 +192,45 @@ URLS = (
 )
 
 
-@pytest.mark.parametrize("store", ["postgresql://u:a hunter2@h/db", "password=hunter2"])
-def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(store):
-    settings = parse(
+@pytest.fixture(params=["postgresql://u:a hunter2@h/db", "password=hunter2"])
+def with_secrets(request):
+    """An address of a store with a password, and settings with it and with further ones."""
+    store = request.param
+    return store, parse(
         "--preset", "tiny", f"--store.url={store}", "--warm_start", "x", f"--warm_start_url={store}",
         "--logger.wandb.key=hunter2",
         "--reward.remote_url", URLS, "--data.prompt_dataset", "s3://k:hunter2@b/a.jsonl",
         "--eval.dataset", "https://h/b.jsonl?sig=hunter2", "--data.task_instruction", "?x=1 to me@h & co",
     )  # fmt: skip
+
+
+def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(with_secrets):
+    store, settings = with_secrets
     assert "store" not in settings.openrlhf_args().__dict__
-    assert "hunter2" not in repr(settings.flags) + settings.command
+    prepared = Prepared(settings, prompts=None)
+    for text in (
+        repr(settings),
+        repr(settings.flags),
+        settings.command,
+        printed.configuration(settings),
+        printed.plan(prepared),
+    ):
+        assert "hunter2" not in text
+    assert settings.args.store.url == store
+    assert settings.args.reward.remote_url == URLS.split(",")
+
+
+def test_a_stored_command_has_all_but_its_secrets(with_secrets):
+    _, settings = with_secrets
     words = shlex.split(settings.command)
-    assert words[2:10] == [
-        "--preset",
-        "tiny",
-        "--store.url",
-        "***",
-        "--warm_start",
-        "x",
-        "--warm_start_url",
-        "***",
-    ]
+    expected = "--preset tiny --store.url *** --warm_start x --warm_start_url ***"
+    assert words[2:10] == expected.split()
     assert words[-7:] == [
         "https://***@h/score,http://***@h/score?***,http://h/score#***", "--data.prompt_dataset", "s3://***@b/a.jsonl",
         "--eval.dataset", "https://h/b.jsonl?***", "--data.task_instruction", "?x=1 to me@h & co",
     ]  # fmt: skip
-    assert (
-        settings.flags["data.task_instruction"] == words[-1]
-        and settings.flags["data.input_key"] == "input"
-    )
-    assert "hunter2" not in repr(settings)
-    assert "hunter2" not in printed.configuration(settings) + printed.plan(
-        Prepared(settings, prompts=None)
-    )
-    assert settings.args.store.url == store and settings.args.reward.remote_url == URLS.split(",")
+    assert settings.flags["data.task_instruction"] == words[-1]
+    assert settings.flags["data.input_key"] == "input"
 
 
 def test_openrlhf_sends_no_secret_to_its_tracker_and_prints_none(monkeypatch, capsys):

@@ -481,17 +481,23 @@ def test_a_training_that_gives_up_ends_in_one_line(own, monkeypatch, capsys):
     assert error == "error: no batch"
 
 
-def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(own, tmp_path):
-    started = subprocess.Popen(
-        [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *own, "--data.max_samples", "8"],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+def children_until_the_end(started):
+    """All processes that a process has started until its end, with their names."""
     processes = {}
     while started.poll() is None:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(started.pid).children(recursive=True):
                 processes[process] = process.name()
         time.sleep(0.05)
+    return processes
+
+
+def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(own, tmp_path):
+    started = subprocess.Popen(
+        [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *own, "--data.max_samples", "8"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    processes = children_until_the_end(started)
     output, errors = started.communicate()
     # On a busy machine
     refused = [line for line in errors.splitlines() if not line.startswith("reading data")]

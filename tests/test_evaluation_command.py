@@ -80,26 +80,30 @@ class Evaluating:
 def check_rows(rows, path, runs, samples, count=None):
     """Each of the first prompts of a data file once a run, with N verified responses."""
     asked = [json.loads(line) for line in path.read_text().splitlines()[:count]]
-    assert [(each["run"], each["place"]) for each in rows] == [
-        (r, i) for r in range(runs) for i in range(len(asked))
-    ]
-    plain = []
-    whole = []
-    for each in rows:
-        question = asked[each["place"]]
-        assert (each["prompt"], each["label"], len(each["responses"])) == (
-            *question.values(),
-            samples,
-        )
-        columns = (each[name] for name in ("responses", "scores", "tokens", "truncated"))
-        for response, score, tokens, cut in zip(*columns, strict=True):
-            # Such answers need no mathematics
-            plain.append(bool(re.fullmatch(r"0|[1-9]\d*", response)))
-            assert not plain[-1] or score == (response == question["label"])
-            # A token is a character, and the end of sequence is one more; seldom a special token is sampled within.
-            whole.append(len(response) + (not cut) == tokens)
-            assert len(response) + (not cut) <= tokens <= 10
-    assert statistics.mean(plain) > 0.8 and statistics.mean(whole) > 0.95
+    places = [(each["run"], each["place"]) for each in rows]
+    assert places == list(itertools.product(range(runs), range(len(asked))))
+    answers = []
+    for row in rows:
+        question = asked[row["place"]]
+        assert [row["prompt"], row["label"]] == list(question.values())
+        assert len(row["responses"]) == samples
+        columns = (row[name] for name in ("responses", "scores", "tokens", "truncated"))
+        answers += [check_answer(question["label"], *each) for each in zip(*columns, strict=True)]
+    plain, whole = zip(*answers, strict=True)
+    assert statistics.mean(plain) > 0.8
+    assert statistics.mean(whole) > 0.95
+
+
+def check_answer(label, response, score, tokens, is_cut):
+    """Whether a response is a plain number, and whether each of its tokens is a character."""
+    # Such answers need no mathematics
+    is_plain = re.fullmatch(r"0|[1-9]\d*", response) is not None
+    if is_plain:
+        assert score == (response == label)
+    # A token is a character, and the end of sequence is one more; seldom a special token is sampled within.
+    characters = len(response) + (not is_cut)
+    assert characters <= tokens <= 10
+    return is_plain, characters == tokens
 
 
 @pytest.fixture(scope="module")
@@ -186,11 +190,11 @@ def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
         kept = rows
     assert f"{len(kept)} of {total} prompts are done" in evaluating.run("--runs", "4")
     evaluating.run("--runs", "5")
-    for name, path in (("heldout", tiny.heldout), ("train", tiny.train)):
-        check_rows(evaluating.rows(name), path, runs=5, samples=8)
-    by_run = [
-        [row["responses"] for row in evaluating.rows("heldout") if row["run"] == run]
-        for run in range(5)
-    ]
+    check_rows(evaluating.rows("heldout"), tiny.heldout, runs=5, samples=8)
+    check_rows(evaluating.rows("train"), tiny.train, runs=5, samples=8)
+    by_run = [[] for _ in range(5)]
+    for row in evaluating.rows("heldout"):
+        by_run[row["run"]].append(row["responses"])
     # No run is drawn again
-    assert all(one != other for one, other in itertools.pairwise([*by_run, by_run[0]]))
+    for one, other in itertools.pairwise([*by_run, by_run[0]]):
+        assert one != other

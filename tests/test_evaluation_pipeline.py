@@ -148,6 +148,10 @@ def test_evaluations_are_logged_as_they_are_stored(trained):
         assert logged[f"eval/eval_{source}_missing"][step] == pytest.approx(missing, rel=1e-6)
         assert (majority is None) == (source != "mine")
     assert stored == list(itertools.product((0, 2, 4, 6), ("mine", "sorting", "sums")))
+
+
+def test_the_mean_of_the_evaluations_is_logged_beside_the_training(trained):
+    logged = trainings.logged(trained.run / "tensorboard/run")
     assert set(logged["train/entropy_loss"]) == {1, 2, 3, 4, 5, 6}
     assert logged["eval/eval_mean@4"] == pytest.approx(trained.means(), rel=1e-6)
 
@@ -182,13 +186,13 @@ def check_best(folder, step, value, output):
     assert len(list((folder / "best_models").iterdir())) == 1
     # None was asked for, and the best is none
     assert not list((folder / "checkpoints").glob("_actor/*"))
-    assert f"  best model   step {step}, eval_sums_mean@4 {value:.3f}: {folder}/best" in output
-    best, last = (
-        AutoModelForCausalLM.from_pretrained(folder / name).state_dict()
-        for name in ("best", "model")
-    )
+    printed = rf"best model +step {step}, eval_sums_mean@4 {value:.3f}: {folder}/best\b"
+    assert re.search(printed, output)
+    best = AutoModelForCausalLM.from_pretrained(folder / "best").state_dict()
+    last = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
+    assert best.keys() == last.keys()
     same = all(torch.equal(best[name], last[name]) for name in last)
-    assert best.keys() == last.keys() and same == (step == 6)
+    assert same == (step == 6)
     assert AutoTokenizer.from_pretrained(folder / "best")("1+2=")["input_ids"]
 
 

@@ -1,6 +1,7 @@
 """Evaluation during training: measures by data source, the best model by them, and the card of a saved model."""
 
 import math
+import re
 from importlib.metadata import version
 from types import SimpleNamespace
 
@@ -128,23 +129,52 @@ def read_card(*args):
     return ModelCard(model_card(*args), ignore_metadata_errors=False)
 
 
-def test_the_model_card_has_the_run_s_facts_by_hand(open_new, fill):
+@pytest.fixture
+def card(open_new, fill):
+    """The model card of step 1 of a run with evaluations of four prompts x four samples."""
     store = open_new("sqlite")
     url = "http://me:hunter2@host/train.jsonl"
     run = fill.run(
         store, "mine", model="Qwen/Qwen3-0.6B", dataset=url, method="centered", config=CONFIG
     )
     ids = fill.prompts(store, 4)
-    for step, successes in ((0, [0, 1, 2, 1]), (1, [2, 2, 4, 2])):  # of 4 samples
-        if step:
-            fill.step(run, step, ids, [1, 2, 3, 4])
-        run.record_evaluation(
-            step, "training", [fill.evaluation(ids, successes)], model="", config={}
-        )
-    card = read_card(store, run.record, 1, "eval_mean@4")
+    how = {"model": "", "config": {}}
+    run.record_evaluation(0, "training", [fill.evaluation(ids, [0, 1, 2, 1])], **how)
+    fill.step(run, 1, ids, [1, 2, 3, 4])
+    run.record_evaluation(1, "training", [fill.evaluation(ids, [2, 2, 4, 2])], **how)
+    return read_card(store, run.record, 1, "eval_mean@4")
+
+
+def test_the_model_card_has_the_run_s_facts_by_hand(card):
     assert card.data.to_dict() == {
-        "library_name": "transformers", "base_model": "Qwen/Qwen3-0.6B", "tags": ["grpo", "rlvr", "openrlhf-dbb"],
-    }  # fmt: skip
+        "library_name": "transformers",
+        "base_model": "Qwen/Qwen3-0.6B",
+        "tags": ["grpo", "rlvr", "openrlhf-dbb"],
+    }
+    lines = card.text.splitlines()
+    assert "# mine, step 1" in lines
+    assert "openrlhf-dbb train --estimator dbb" in lines
+    assert "hunter2" not in card.text
+
+
+@pytest.mark.parametrize(
+    ("fact", "pieces"),
+    [
+        ("training data", ["`http://***@host/train.jsonl`"]),
+        ("held-out data", ["`held_out.jsonl`", "`mine=b.jsonl`"]),
+        ("method", ["centered"]),
+        ("estimator", ["dbb", "discount = 0.5", "prior_alpha = 1.0", "prior_beta = 1.0"]),
+        ("advantage form", ["dr_grpo", "X - p"]),
+        ("reinforcement learning", ["1 steps", "16 rollouts"]),
+    ],
+)
+def test_the_model_card_lists_a_fact(card, fact, pieces):
+    [line] = [line for line in card.text.splitlines() if line.startswith(f"- {fact}")]
+    for piece in pieces:
+        assert piece in line
+
+
+def test_the_model_card_has_the_means_with_their_intervals(card):
     cells = []
     for mean, values in (
         (25.0, [0, 25, 50, 25]),
@@ -153,24 +183,14 @@ def test_the_model_card_has_the_run_s_facts_by_hand(open_new, fill):
     ):
         low, high = stats.ttest_1samp(values, 0).confidence_interval()
         cells.append(f"{mean} ({low:.1f} to {high:.1f})")
-    lines = card.text.splitlines()
-    assert f"| {' | '.join(cells)} |" in lines
-    assert "Means of 4 prompts x 4 samples, equal weight on each data set; 95 % intervals." in lines
-    assert {
-        "# mine, step 1",
-        "- training data: `http://***@host/train.jsonl`",
-        "- held-out data: `held_out.jsonl`, `mine=b.jsonl`",
-        "- method: centered",
-        "- estimator: dbb (discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0)",
-        "- advantage form: dr_grpo, X - p",
-        "- reinforcement learning with verifiable rewards: 1 steps, 16 rollouts",
-        "openrlhf-dbb train --estimator dbb",
-    } <= set(lines)
-    assert (
-        f"openrlhf {version('openrlhf')}, " in card.text
-        and f"torch {version('torch')}" in card.text
-    )
+    assert f"| {' | '.join(cells)} |" in card.text.splitlines()
+    assert re.search(r"4 prompts x 4 samples, equal weight.*95 % intervals", card.text)
     assert "chosen for its eval_mean@4, the highest" in card.text
+
+
+def test_the_model_card_has_the_versions_of_the_packages(card):
+    assert f"openrlhf {version('openrlhf')}, " in card.text
+    assert f"torch {version('torch')}" in card.text
 
 
 def test_a_model_in_a_folder_is_no_hub_name_and_what_was_not_measured_is_not_claimed(

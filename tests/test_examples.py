@@ -91,7 +91,7 @@ def test_the_loop_of_the_page_about_ones_own_loop_runs(tmp_path, monkeypatch):
 # ---- examples/
 
 
-def test_grpo_dbb_trains_for_two_steps_without_a_training_framework(tmp_path):
+def test_grpo_dbb_trains_for_two_steps(tmp_path):
     done = subprocess.run(
         [sys.executable, EXAMPLES / "grpo_dbb.py", "--steps", "2"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -99,24 +99,24 @@ def test_grpo_dbb_trains_for_two_steps_without_a_training_framework(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     first, *steps, look, last = done.stdout.splitlines()
-    assert first.startswith("held-out accuracy before:") and last.startswith(
-        "held-out accuracy after:"
-    )
-    rewards = [float(re.search(r"reward (\d\.\d+)", line)[1]) for line in steps]
-    # The supervised warm start leaves some prompts solved and some unsolved.
-    assert len(rewards) == 2 and all(0.1 < reward < 0.9 for reward in rewards)
-    with storage.open_store(f"sqlite:///{tmp_path}/grpo_dbb.db", create=False) as store:
-        assert store.query("SELECT name, status, last_step FROM runs") == [
-            ("grpo-dbb", "finished", 2)
-        ]
-        assert store.query("SELECT generated, trained FROM steps ORDER BY step") == [
-            (512, 512),
-            (512, 512),
-        ]
+    assert first.startswith("held-out accuracy before:")
+    assert last.startswith("held-out accuracy after:")
     assert look.endswith("serve --store.url sqlite:///grpo_dbb.db")
-    imports = re.findall(
-        r"^(?:import|from) (\w+)", (EXAMPLES / "grpo_dbb.py").read_text(), re.MULTILINE
-    )
+    rewards = [float(re.search(r"reward (\d\.\d+)", line)[1]) for line in steps]
+    assert len(rewards) == 2
+    # The supervised warm start leaves some prompts solved and some unsolved.
+    assert min(rewards) > 0.1
+    assert max(rewards) < 0.9
+    with storage.open_store(f"sqlite:///{tmp_path}/grpo_dbb.db", create=False) as store:
+        runs = store.query("SELECT name, status, last_step FROM runs")
+        steps = store.query("SELECT generated, trained FROM steps ORDER BY step")
+    assert runs == [("grpo-dbb", "finished", 2)]
+    assert steps == [(512, 512), (512, 512)]
+
+
+def test_grpo_dbb_imports_no_training_framework():
+    code = (EXAMPLES / "grpo_dbb.py").read_text()
+    imports = re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)
     assert not {"ray", "openrlhf", "vllm", "deepspeed"} & set(imports)
 
 

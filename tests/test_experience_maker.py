@@ -459,6 +459,7 @@ VISITS = [[1, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0,
 
 def test_rollouts_are_replayed_from_the_third_visit_on(ours, monkeypatch):
     mine, _ = replaying(ours, monkeypatch)
+    replayed = []
     for step, visit in enumerate(VISITS, 1):
         assert mine.actor_model_group.calls == []
         rewards_P_G = np.array([visit] * 3, dtype=float)
@@ -466,27 +467,30 @@ def test_rollouts_are_replayed_from_the_third_visit_on(ours, monkeypatch):
             # Two prompts will have 15 rollouts in the cache, one too few
             rewards_P_G[1:, -1] = np.nan
         batch, metrics = advantages(mine, experiences(rewards_P_G, log_prob=-step), step)
-        assert metrics["replay/replayed"] == (8 if step == 3 else 0)
-    rows = sent(mine.actor_model_group)
+        replayed.append(metrics["replay/replayed"])
+    assert replayed == [0, 0, 8]
+    assert column(batch, "advantages").shape == (24, TOKENS)
+    assert metrics["replay/cached"] == 3 * 16
+    # Of the fresh rollouts alone
+    assert metrics["reward"] == 0.5
+    assert metrics["response_length"] == TOKENS
+    check_replayed_rows(sent(mine.actor_model_group))
+
+
+def check_replayed_rows(rows):
     # The 3 successes among 16 and the 5 oldest failures, by their own mean 3/8 and variance 8/7 * 3/8 * 5/8.
     right = 5 / 8 / math.sqrt(15 / 56)
     wrong = -3 / 8 / math.sqrt(15 / 56)
     expected = [right] + [wrong] * 5 + [right] * 2
-    assert [row.advantages.unique().tolist() for row in rows] == [
-        [pytest.approx(each)] for each in expected
-    ]
+    for row, advantage in zip(rows, expected, strict=True):
+        assert row.advantages.unique().tolist() == [pytest.approx(advantage)]
     # 6 of them are of the first visit, 2 of the second, with the log-probs that they had then.
     assert [row.action_log_probs.unique().tolist() for row in rows] == [[-1.0]] * 6 + [[-2.0]] * 2
-    assert column(batch, "advantages").shape == (24, TOKENS)
-    assert metrics["replay/cached"] == 3 * 16
-    assert (metrics["reward"], metrics["response_length"]) == (
-        0.5,
-        TOKENS,
-    )  # of the fresh rollouts alone
 
 
-def test_a_replayed_row_makes_one_batch_with_a_fresh_one(ours, monkeypatch):
-    """Responses of several turns, padded together; the rewards are those after the length penalty."""
+@pytest.fixture
+def long_and_short(ours, monkeypatch):
+    """Two replayed rows of several turns, and the last batch; the rewards are those after the length penalty."""
     penalty = ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "3"]
     mine, _ = replaying(ours, monkeypatch, "--replay.samples", "2", "--replay.cache", "2", *penalty)
     masks = np.array([[1, 1, 0, 0, 1], [0, 1, 0, 0, 0]], dtype=float)
@@ -496,17 +500,29 @@ def test_a_replayed_row_makes_one_batch_with_a_fresh_one(ours, monkeypatch):
         batch.attention_mask = (batch.sequences > 0).long()
         batch.rollout_log_probs = -1.5 * batch.action_mask
         advantages(mine, [batch], step)
-    # Of 5 tokens 3 are beyond 5 - 3: the reward is 1 - 1. Mean 1/2, N-1 variance 1/2.
-    long, short = sent(mine.actor_model_group)
+    return sent(mine.actor_model_group), batch
+
+
+def test_a_replayed_row_has_the_tokens_and_the_log_probs_of_its_step(long_and_short):
+    old, batch = long_and_short
     fresh = remove_padding_in_sequences(split_experience_batch(replace(batch)))
-    for old, new in ((long, fresh[0]), (short, fresh[1])):
+    for replayed, new in zip(old, fresh[:2], strict=True):
         for name in ("sequences", "attention_mask", "action_mask"):
-            assert torch.equal(getattr(old, name), getattr(new, name)), name
-        assert torch.equal(old.action_log_probs, new.action_log_probs / 2)  # those of step 1
+            assert torch.equal(getattr(replayed, name), getattr(new, name)), name
+        assert torch.equal(replayed.action_log_probs, new.action_log_probs / 2)  # those of step 1
+
+
+def test_a_replayed_row_has_the_reward_after_the_length_penalty(long_and_short):
+    [long, short], _ = long_and_short
+    # Of 5 tokens 3 are beyond 5 - 3: the reward is 1 - 1. Mean 1/2, N-1 variance 1/2.
     assert (long.rewards.item(), short.rewards.item()) == (0, 1)
-    assert (long.advantages[0].item(), short.advantages[0].item()) == pytest.approx(
-        (-(0.5**0.5), 0.5**0.5)
-    )
+    assert long.advantages[0].item() == pytest.approx(-(0.5**0.5))
+    assert short.advantages[0].item() == pytest.approx(0.5**0.5)
+
+
+def test_a_replayed_row_makes_one_batch_with_a_fresh_one(long_and_short):
+    [long, _], batch = long_and_short
+    fresh = remove_padding_in_sequences(split_experience_batch(replace(batch)))
     for rows in ([long, *fresh], [*fresh, long]):
         made = make_experience_batch(rows)
         assert made.action_log_probs.shape == (3, 5)

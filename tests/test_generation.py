@@ -1,5 +1,6 @@
 """Rollout batches over a real data loader: whole, in order, within the budget. Only the engine is a stand-in."""
 
+import itertools
 import math
 import pickle
 from types import SimpleNamespace
@@ -554,9 +555,8 @@ def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(
 def test_benchmarks_are_shared_by_the_engines_and_cost_no_rollouts(generator, engines):
     made = generator([], engines=engines)
     requests = [Request(number, [1, 2], 5 + number) for number in range(20)]
-    finished = {}
-    for some in made.sample(requests, {"n": 2, "temperature": 0.6, "top_p": 0.95}):
-        finished.update((each.number, each) for each in some)
+    batches = made.sample(requests, {"n": 2, "temperature": 0.6, "top_p": 0.95})
+    finished = {each.number: each for each in itertools.chain.from_iterable(batches)}
     assert sorted(finished) == list(range(20))
     for number, each in finished.items():
         assert each.responses == ["0.6 0.95"] * 2

@@ -295,18 +295,23 @@ def check_end(folder, case, output):
     ((detail,),) = query(folder, "SELECT detail FROM dbb_event WHERE kind = 'finish'")
     unused = json.loads(detail).get("unused_rollouts", 0)
     ((generated, trained),) = query(folder, "SELECT sum(generated), sum(trained) FROM steps")
-    if case.budget is None:
-        assert generated + unused == WHOLE
-    else:  # what is left would not have filled a batch
-        assert case.budget - A_STEP < generated + unused <= case.budget
+    check_budget(case, generated + unused)
     if not case.filters:
-        assert last_step(folder) == case.steps and unused == 0
-    left = f", {unused} left over at the end" if unused else ""
+        assert last_step(folder) == case.steps
+        assert unused == 0
+    left = f", {unused} left over" if unused else ""
     assert f"  rollouts     {generated + unused} generated, {trained} trained on{left}" in output
     # Evaluation has cost no rollouts
     assert ("% before, " in output) == ("--eval.steps" in case.flags)
     events = query(folder, "SELECT count(*) FROM dbb_event WHERE kind = 'roll_back'")
     assert events[0][0] <= 1
+
+
+def check_budget(case, rollouts):
+    if case.budget is None:
+        assert rollouts == WHOLE
+    else:  # what is left would not have filled a batch
+        assert case.budget - A_STEP < rollouts <= case.budget
 
 
 def check_replays(folder):

@@ -282,7 +282,9 @@ def test_held_out_samples_are_stored_by_prompt(opened):
             held_out.record(loop.posteriors, nothing)
 
 
-def test_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(opened):
+@pytest.fixture
+def probed_and_plain(opened):
+    """Two loops of six steps, each prompt twice, the first with probes of three rollouts; its probed rows."""
     asked = []
 
     def with_probes(requests):
@@ -292,25 +294,29 @@ def test_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(opene
 
     plain = opened("plain")
     loop = opened("probed", generate=with_probes, probe_fraction=0.5, probe_samples=3)
-    for _ in range(6):  # each prompt twice
+    for _ in range(6):
         np.testing.assert_array_equal(loop.step().advantages, plain.step().advantages)
-    for each in (loop, plain):
-        each.posteriors.settle()
+    loop.posteriors.settle()
+    plain.posteriors.settle()
+    return loop, plain, {row for row, rollouts in asked if rollouts == 3}
+
+
+def test_probes_train_nothing(probed_and_plain):
+    loop, plain, _ = probed_and_plain
     found = "SELECT step, prompt_id, rollouts, successes, mean FROM posterior_history ORDER BY step, prompt_id"
     assert loop.posteriors.store.query(found) == plain.posteriors.store.query(found)
-    probed = {row for row, rollouts in asked if rollouts == 3}
-    assert 0 < len(probed) < 6
-    of = {
-        loop.posteriors.prompt_ids[TEXTS[row], LABELS[row]]: SCORES[row][:3].count("1")
-        for row in probed
-    }
-    stored = loop.posteriors.store.query(
-        "SELECT prompt_id, samples, successes FROM probes ORDER BY step"
-    )
-    assert sorted(stored) == sorted(
-        [(prompt_id, 3, float(right)) for prompt_id, right in of.items()] * 2
-    )
     assert loop.generated == plain.generated == 48
+
+
+def test_chosen_prompts_are_probed_at_every_visit(probed_and_plain):
+    loop, _, probed = probed_and_plain
+    assert 0 < len(probed) < 6
+    expected = []
+    for row in probed:
+        number = loop.posteriors.prompt_ids[TEXTS[row], LABELS[row]]
+        expected += [(number, 3, float(SCORES[row][:3].count("1")))] * 2
+    stored = loop.posteriors.store.query("SELECT prompt_id, samples, successes FROM probes")
+    assert sorted(stored) == sorted(expected)
 
 
 def recordable(requests):

@@ -98,6 +98,15 @@ def test_the_wheel_has_no_other_top_level_name_and_the_sdist_what_sets_up_the_tr
     )
 
 
+def asked(lines, python, extra=""):
+    """The requirements among lines that hold for a version of Python, with an extra."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": extra}
+    requirements = map(Requirement, lines)
+    return [
+        each for each in requirements if each.marker is None or each.marker.evaluate(environment)
+    ]
+
+
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
 @pytest.mark.parametrize(
     ("lock", "extras"),
@@ -109,32 +118,19 @@ def test_the_wheel_has_no_other_top_level_name_and_the_sdist_what_sets_up_the_tr
     ],
 )
 def test_each_lock_pins_every_package_that_its_extras_ask_for(metadata, lock, extras, python):
-    def asked(lines, extra=""):
-        environment = {
-            "python_version": python,
-            "python_full_version": f"{python}.0",
-            "extra": extra,
-        }
-        return [
-            each
-            for each in map(Requirement, lines)
-            if each.marker is None or each.marker.evaluate(environment)
-        ]
-
     lines = (ROOT / "requirements" / lock).read_text().splitlines()
-    pins = {
-        canonicalize_name(pin.name): pin.specifier
-        for pin in asked([line for line in lines if line[0] != "#"])
-    }
+    pins = {}
+    for pin in asked([line for line in lines if line[0] != "#"], python):
+        pins[canonicalize_name(pin.name)] = pin.specifier
     required = metadata.get_all("Requires-Dist")
-    bare = set(map(str, asked(required)))
-    of_extras = [
-        each for extra in extras for each in asked(required, extra) if str(each) not in bare
-    ]
+    of_extras = {str(each): each for extra in extras for each in asked(required, python, extra)}
+    for bare in asked(required, python):
+        of_extras.pop(str(bare), None)
     assert of_extras
-    for requirement in of_extras:
+    for requirement in of_extras.values():
         (pin,) = pins[canonicalize_name(requirement.name)]
-        assert pin.operator in ("==", "===") and pin.version in requirement.specifier, requirement
+        assert pin.operator in ("==", "===")
+        assert pin.version in requirement.specifier, requirement
 
 
 def needed(requires):

@@ -1,6 +1,7 @@
 """The policy actor on DeepSpeed itself, on one and two ranks: each shortcut takes the step that it is short for."""
 
 import json
+import operator
 import os
 import socket
 import subprocess
@@ -122,11 +123,24 @@ def test_log_probs_are_computed_of_rows_of_a_length(ranks):
     assert found == {"same": [True, True], "tokens": [28, 15]}
 
 
+def check_same_step(other, padded):
+    """Two actors began with the same weights, had the same gradient and have moved by the same step."""
+    assert other["before"] == pytest.approx(padded["before"], rel=1e-5)
+    moved = padded["after"] - padded["before"]
+    assert other["after"] - other["before"] == pytest.approx(moved, rel=1e-2)
+    assert other["grad_norm"] == pytest.approx(padded["grad_norm"], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("stage", "loss"),
-    [(1, "seq-mean-token-mean"), (3, "seq-mean-token-mean"), (2, "seq-mean-token-mean"), (2, "token-mean"),
-     (2, "seq-mean-token-sum-norm")],
-)  # fmt: skip
+    [
+        (1, "seq-mean-token-mean"),
+        (3, "seq-mean-token-mean"),
+        (2, "seq-mean-token-mean"),
+        (2, "token-mean"),
+        (2, "seq-mean-token-sum-norm"),
+    ],
+)
 def test_packed_and_dynamic_batches_take_the_same_step(ranks, stage, loss):
     # 16 rows on two ranks, all of them one optimizer step. A step of Adam is a hundredth of the gradient.
     found, _ = ranks(
@@ -134,20 +148,20 @@ def test_packed_and_dynamic_batches_take_the_same_step(ranks, stage, loss):
         "--rollout.max_new_tokens", 11, "--actor.adam.lr", 1, "--actor.adam.eps", 100, "--actor.max_norm", 0,
         "--ds.zero_stage", stage, "--actor.loss_agg_mode", loss,
     )  # fmt: skip
-    padded, packed, dynamic = (found[mode] for mode in ("padded", "packed", "dynamic"))
-    moved = padded["after"] - padded["before"]
-    assert abs(moved) > 1e-2
+    padded = found["padded"]
+    packed = found["packed"]
+    dynamic = found["dynamic"]
+    assert abs(padded["after"] - padded["before"]) > 1e-2
     if loss == "seq-mean-token-mean":
         # As OpenRLHF configures ZeRO 1 and 2, they keep the last micro-batch alone: 1.589.
         assert padded["grad_norm"] == pytest.approx(3.998, abs=1e-3)
-    for other in (packed, dynamic):
-        assert other["before"] == pytest.approx(padded["before"], rel=1e-5)
-        assert other["after"] - other["before"] == pytest.approx(moved, rel=1e-2)
-        assert other["grad_norm"] == pytest.approx(padded["grad_norm"], rel=1e-4)
-    assert [each["steps"] for each in (padded, packed)] == [1, 1]
+    check_same_step(packed, padded)
+    check_same_step(dynamic, padded)
     # 8 rows of 62 tokens: 4 padded micro-batches of 2 rows; 3 dynamic ones of at most 24 tokens.
-    assert [each["rows"] for each in (padded, packed, dynamic)] == [8, 8, 8]
-    assert [each["micro-batches"] for each in (padded, packed, dynamic)] == [4, 4, 3]
+    counts = operator.itemgetter("rows", "micro-batches")
+    assert (counts(padded), padded["steps"]) == ((8, 4), 1)
+    assert (counts(packed), packed["steps"]) == ((8, 4), 1)
+    assert counts(dynamic) == (8, 3)
 
 
 def test_extra_rows_of_one_rank_alone_ride_along_in_the_same_steps(ranks):

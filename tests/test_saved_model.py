@@ -60,7 +60,7 @@ def save(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("dtype", "tied", "weights"),
     # 11 words x 8: embeddings and head are one tensor or two
-    [("bfloat16", True, 1), ("float32", False, 2)],
+    [(torch.bfloat16, True, 1), (torch.float32, False, 2)],
 )
 def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, save, dtype, tied, weights):
     config = LlamaConfig(
@@ -69,25 +69,24 @@ def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, save, dtype, t
     )  # fmt: skip
     original = tmp_path / "original"
     saved = tmp_path / "saved"
-    LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(original)
+    LlamaForCausalLM(config).to(dtype).save_pretrained(original)
     trained = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32)
     with torch.no_grad():
         trained.model.embed_tokens.weight.add_(1.0)
     save(trained, original, saved, Tokenizer())
 
-    files = [
-        safetensors.torch.load_file(folder / "model.safetensors") for folder in (original, saved)
-    ]
-    assert files[0].keys() == files[1].keys()
-    assert {tensor.dtype for tensor in files[1].values()} == {getattr(torch, dtype)}
-    assert sum(tensor.shape == (11, 8) for tensor in files[1].values()) == weights
-    assert trained.config.dtype == torch.float32 and trained.dtype == torch.float32
+    tensors = weights_of(saved)
+    assert tensors.keys() == weights_of(original).keys()
+    assert {tensor.dtype for tensor in tensors.values()} == {dtype}
+    assert sum(tensor.shape == (11, 8) for tensor in tensors.values()) == weights
+    assert trained.config.dtype == torch.float32
+    assert trained.dtype == torch.float32
     loaded = AutoModelForCausalLM.from_pretrained(saved, dtype="auto")
-    expected = trained.model.embed_tokens.weight.to(getattr(torch, dtype))
-    assert torch.equal(loaded.model.embed_tokens.weight, expected)
+    # A tied head is the embeddings
     assert torch.equal(
-        loaded.lm_head.weight, expected if tied else trained.lm_head.weight.to(loaded.dtype)
+        loaded.model.embed_tokens.weight, trained.model.embed_tokens.weight.to(dtype)
     )
+    assert torch.equal(loaded.lm_head.weight, trained.lm_head.weight.to(dtype))
 
 
 @pytest.fixture
@@ -123,19 +122,28 @@ def test_a_model_with_adapters_is_saved_merged_as_a_plain_model(tmp_path, save, 
         assert torch.equal(weight, before[name])
 
 
-def test_adapters_are_saved_alone_on_request_and_merged_for_an_evaluation(tmp_path, save, adapted):
-    save(adapted, tmp_path / "base", tmp_path / "saved", Tokenizer())
+@pytest.fixture
+def adapter(tmp_path, save, adapted):
+    """The folder of the adapters alone, beside the base and the merged model."""
     tokenizer = AutoTokenizer.from_pretrained(tiny.default_folder() / "model")
+    save(adapted, tmp_path / "base", tmp_path / "saved", Tokenizer())
     save(adapted, tmp_path / "base", tmp_path / "adapter", tokenizer, save_adapter=True)
+    return tmp_path / "adapter"
+
+
+def test_adapters_are_saved_alone_on_request(adapter, adapted):
     adapters = {}
     for name, weight in adapted.state_dict().items():
         if ".lora_" in name:
             adapters[name.replace(".default", "")] = weight
-    saved = weights_of(tmp_path / "adapter", "adapter_model.safetensors")
+    saved = weights_of(adapter, "adapter_model.safetensors")
     assert saved.keys() == adapters.keys()
     for name, weight in saved.items():
         assert torch.equal(weight, adapters[name])
-    with evaluated_model.merged(str(tmp_path / "adapter"), tmp_path) as folder:
+
+
+def test_adapters_are_merged_for_an_evaluation(tmp_path, adapter):
+    with evaluated_model.merged(str(adapter), tmp_path) as folder:
         served = weights_of(folder)
         assert {"config.json", "tokenizer.json"} <= {path.name for path in Path(folder).iterdir()}
     assert not Path(folder).exists()
@@ -143,6 +151,9 @@ def test_adapters_are_saved_alone_on_request_and_merged_for_an_evaluation(tmp_pa
     assert served.keys() == plain.keys()
     for name, weight in served.items():
         torch.testing.assert_close(weight, plain[name])
+
+
+def test_a_plain_model_is_evaluated_as_it_is(tmp_path):
     with evaluated_model.merged(str(tmp_path / "saved"), tmp_path) as folder:
         assert folder == str(tmp_path / "saved")
 

@@ -233,43 +233,55 @@ def test_what_a_run_says_about_tokens_stays():
     assert len(said) == 2 and all(without_passwords(line) == line for line in said.values())
 
 
+NESTED = {
+    "a": [("https:/u:hunter2@h/x",), {"X-API-Key": "hunter2", "input_key": "question"}],
+    "env": ["OPENAI_API_KEY=hunter2", "HOME=/root"],
+    "pairs": [
+        {"name": "API_KEY", "value": "hunter2"},
+        {"Value": "hunter2", "Key": "hub_token"},
+    ],
+    "text": "{'name': 'API_KEY', 'value': 'hunter2'}",
+    "header": {"value": "hunter2", "header": "X-API-Key"},
+    "argv": ["train", "--hub-token", "hunter2", "--lr", "1"],
+    "headers": [("Authorization", "Bearer hunter2"), ("Accept", "*/*")],
+    "namespace": SimpleNamespace(auth="hunter2", lr=1),
+    "path": Path("https://u:hunter2@h/x"),
+    "set": {"password=hunter2"},
+    "bytes": b"token=hunter2",
+    "session": {"id": ["hunter2"]},
+    "https://u:hunter2@h": None,
+    "use_auth_token": True,
+    "hub_token": None,
+    "password": 1234,
+    "max_tokens": 24,
+}
+
+
 def test_no_secret_stays_in_nested_values(holder):
-    value = {
-        "a": [("https:/u:hunter2@h/x",), {"X-API-Key": "hunter2", "input_key": "question"}],
-        "env": ["OPENAI_API_KEY=hunter2", "HOME=/root"],
-        "pairs": [
-            {"name": "API_KEY", "value": "hunter2"},
-            {"Value": "hunter2", "Key": "hub_token"},
-        ],
-        "text": "{'name': 'API_KEY', 'value': 'hunter2'}",
-        "header": {"value": "hunter2", "header": "X-API-Key"},
-        "argv": ["train", "--hub-token", "hunter2", "--lr", "1"],
-        "headers": [("Authorization", "Bearer hunter2"), ("Accept", "*/*")],
-        "object": holder("hunter2", 1),
-        "namespace": SimpleNamespace(auth="hunter2", lr=1),
-        "path": Path("https://u:hunter2@h/x"),
-        "set": {"password=hunter2"},
-        "bytes": b"token=hunter2",
-        "session": {"id": ["hunter2"]},
-        "https://u:hunter2@h": None,
-        "use_auth_token": True,
-        "hub_token": None,
-        "password": 1234,
-        "max_tokens": 24,
-    }
-    masked = without_secrets(value)
-    assert "hunter2" not in repr(masked) and "1234" not in repr(masked)
-    assert masked["a"] == [["https:/***@h/x"], {"X-API-Key": "***", "input_key": "question"}]
-    assert masked["env"] == ["OPENAI_API_KEY=***", "HOME=/root"]
-    assert masked["argv"] == ["train", "--hub-token", "***", "--lr", "1"]
-    assert masked["headers"] == [["Authorization", "***"], ["Accept", "*/*"]]
-    assert (
-        masked["namespace"].lr == 1
-        and masked["session"] == "***"
-        and masked["path"] == "https:/***@h/x"
-    )
-    assert (masked["use_auth_token"], masked["hub_token"], masked["max_tokens"]) == (True, None, 24)
+    masked = without_secrets(NESTED | {"object": holder("hunter2", 1)})
+    assert "hunter2" not in repr(masked)
+    assert "1234" not in repr(masked)
     assert json.dumps(masked | {"namespace": None})  # all of it is JSON
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a", [["https:/***@h/x"], {"X-API-Key": "***", "input_key": "question"}]),
+        ("env", ["OPENAI_API_KEY=***", "HOME=/root"]),
+        ("argv", ["train", "--hub-token", "***", "--lr", "1"]),
+        ("headers", [["Authorization", "***"], ["Accept", "*/*"]]),
+        ("session", "***"),
+        ("path", "https:/***@h/x"),
+        ("use_auth_token", True),
+        ("hub_token", None),
+        ("max_tokens", 24),
+    ],
+)
+def test_of_nested_values_all_but_the_secrets_stays(name, expected):
+    masked = without_secrets(NESTED)
+    assert masked[name] == expected
+    assert masked["namespace"].lr == 1
 
 
 LOGS = """

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -496,10 +497,11 @@ def test_metrics_are_numbers_with_seven_digits(store, run, ids, fill):
 # ---- warm starts
 
 
-@pytest.mark.parametrize("target", ["the same", "sqlite", "postgresql"])
-def test_shared_prompts_take_over_their_posteriors(kind, target, open_new, fill):
+@pytest.fixture(params=["the same", "sqlite", "postgresql"])
+def begun_from_another(request, kind, open_new, fill):
+    """A run with a warm start from a run of two trained prompts, in the same store or another one."""
     source_store = open_new(kind)
-    store = source_store if target == "the same" else open_new(target)
+    store = source_store if request.param == "the same" else open_new(request.param)
     source = fill.run(source_store, "old", dataset="A")
     a, b, _ = source_store.register_prompts(["p", "q", "r"], ["1", "2", "3"])
     fill.step(source, 1, [a, b], [4, 1])  # (4.5, 0.5), (1.5, 3.5)
@@ -508,28 +510,50 @@ def test_shared_prompts_take_over_their_posteriors(kind, target, open_new, fill)
     # Another order and other ids; "q" with another label is another prompt; "r" was never trained on.
     ids = store.register_prompts(["new", "r", "q", "q", "p"], ["0", "3", "other", "2", "1"])
     outcome = run.warm_start(source_store, source.record, ids, weight=0.5)
-    assert (outcome.matched, outcome.unmatched) == (2, 3)
-    assert outcome.source.name == "old" and outcome.source.last_step == 2
-    table = run.load(ids)
+    return SimpleNamespace(
+        source_store=source_store,
+        source=source,
+        store=store,
+        run=run,
+        ids=ids,
+        outcome=outcome,
+        a=a,
+    )
+
+
+def test_shared_prompts_take_over_their_posteriors(begun_from_another):
+    begun = begun_from_another
+    table = begun.run.load(begun.ids)
     np.testing.assert_array_equal(
         table.state, [[NAN, NAN], [NAN, NAN], [NAN, NAN], [0.75, 1.75], [3.125, 0.125]]
     )
     assert table.step.tolist() == [-1, -1, -1, 0, 0]
+
+
+def test_a_warm_start_is_counted_and_stored_with_its_source(begun_from_another):
+    begun = begun_from_another
+    outcome = begun.outcome
+    assert (outcome.matched, outcome.unmatched) == (2, 3)
+    assert (outcome.source.name, outcome.source.last_step) == ("old", 2)
     parent = {
         "name": "old",
-        "uuid": source.record.uuid,
+        "uuid": begun.source.record.uuid,
         "step": 2,
         "weight": 0.5,
-        "database": source_store.location,
+        "database": begun.source_store.location,
     }
-    assert run.record.parent == store.find_run("new").parent == parent
-    (event,) = store.query(
-        "SELECT kind, detail FROM dbb_event WHERE run_id = :run", run=run.record.run_id
+    assert begun.run.record.parent == begun.store.find_run("new").parent == parent
+    (event,) = begun.store.query(
+        "SELECT kind, detail FROM dbb_event WHERE run_id = :run", run=begun.run.record.run_id
     )
-    assert event.kind == "warm_start" and '"matched": 2, "unmatched": 3' in event.detail
-    # the source is as it was
-    assert source_store.find_run("old").parent is None
-    assert source.load(np.array([a])).state.tolist() == [[6.25, 0.25]]
+    assert event.kind == "warm_start"
+    assert '"matched": 2, "unmatched": 3' in event.detail
+
+
+def test_a_warm_start_leaves_its_source_as_it_was(begun_from_another):
+    begun = begun_from_another
+    assert begun.source_store.find_run("old").parent is None
+    assert begun.source.load(np.array([begun.a])).state.tolist() == [[6.25, 0.25]]
 
 
 def test_the_run_wide_state_comes_along_and_a_roll_back_to_the_start_restores_the_warm_start(

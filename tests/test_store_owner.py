@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import threading
@@ -243,45 +244,55 @@ def test_processes_that_train_at_once_lose_and_double_nothing(
         ] * processes
 
 
-def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fill):
+def claim_and_wait(url, together, said):
+    """In a process: claim the run with others, say who owns it, and wait for the end."""
+    with open_store(url) as store:
+        together.wait()
+        try:
+            store.claim_run(1, wait_s=0)
+            said.put((os.getpid(), "owner"))
+        except StoreError as error:
+            said.put((os.getpid(), str(error)))
+        signal.pause()
+
+
+@pytest.fixture
+def one_of_four(url, fill):
+    """Four processes that claim a run at once: the owner, and by process what each has said."""
     with open_store(url) as store:
         fill.run(store).release()
     together = FORKED.Barrier(4)
     said = FORKED.Queue()
-
-    def claim():
-        with open_store(url) as store:
-            together.wait()
-            try:
-                store.claim_run(1, wait_s=0)
-                said.put((os.getpid(), "owner"))
-            except StoreError as error:
-                said.put((os.getpid(), str(error)))
-            signal.pause()
-
-    children = [FORKED.Process(target=claim) for _ in range(4)]
+    children = [FORKED.Process(target=claim_and_wait, args=(url, together, said)) for _ in range(4)]
     try:
         for child in children:
             child.start()
         lines = dict(said.get(timeout=60) for _ in children)
         (owner,) = [process for process, line in lines.items() if line == "owner"]
-        held = f"run 'run' is still being written by process {owner} on "
-        assert all(lines[other].startswith(held) for other in lines.keys() - {owner})
-        with open_store(url) as store:
-            before = fill.dump(store)
-            store.check_claimable(1, take_over=True)
-            for claim in (lambda: store.claim_run(1, wait_s=0.3), lambda: store.check_claimable(1)):
-                with pytest.raises(StoreError, match=held):
-                    claim()
-            assert fill.dump(store) == before
-            # A claim waits for an owner that is about to end, and not until that one is reaped.
-            threading.Timer(0.3, os.kill, (owner, signal.SIGKILL)).start()
-            run = store.claim_run(1, wait_s=60)
-            os.waitid(os.P_PID, owner, os.WEXITED | os.WNOWAIT)
-            fill.step(run, 1, fill.prompts(store, 1), [1])
+        yield owner, lines
     finally:
         for child in children:
             child.kill()
+
+
+def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fill, one_of_four):
+    owner, lines = one_of_four
+    held = rf"run 'run' .* process {owner} on "
+    for other in lines.keys() - {owner}:
+        assert re.match(held, lines[other])
+    with open_store(url) as store:
+        before = fill.dump(store)
+        store.check_claimable(1, take_over=True)
+        with pytest.raises(StoreError, match=held):
+            store.claim_run(1, wait_s=0.3)
+        with pytest.raises(StoreError, match=held):
+            store.check_claimable(1)
+        assert fill.dump(store) == before
+        # A claim waits for an owner that is about to end, and not until that one is reaped.
+        threading.Timer(0.3, os.kill, (owner, signal.SIGKILL)).start()
+        run = store.claim_run(1, wait_s=60)
+        os.waitid(os.P_PID, owner, os.WEXITED | os.WNOWAIT)
+        fill.step(run, 1, fill.prompts(store, 1), [1])
 
 
 def test_a_training_that_is_taken_over_stops_at_its_next_step(url, fill):

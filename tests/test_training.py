@@ -1,6 +1,7 @@
 """The real pipeline, end to end: Ray actors, DeepSpeed engine, vLLM engine, a small model."""
 
 import json
+import re
 import subprocess
 import sys
 from statistics import median
@@ -226,35 +227,40 @@ def test_adapters_are_trained_merged_for_vllm_and_saved_as_a_plain_model(lane, t
     assert all(torch.equal(best[name], saved[name]) for name in base)
 
 
-def test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(lane, tmp_path):
-    """16 more rollouts of a quarter of the 32 prompts. Run-wide numbers are logged as they are stored."""
-    folder = tmp_path
-    probes = ["--probe.fraction", "0.25", "--probe.samples", "16"]
-    result = lane.train(folder, "--estimator", "auto", "--run_name", "probed", *SMALL, *probes)
-    assert result.error is None, result.output[-4000:]
+def check_probes(folder, output):
+    """16 more rollouts of each chosen prompt are stored at each of its visits, and train nothing."""
     visits = rows(folder, "SELECT step, prompt_id FROM posterior_history")
     probes = rows(folder, "SELECT step, prompt_id, samples FROM probes")
     chosen = {prompt for _, prompt, _ in probes}
     assert 0 < len(chosen) < 32
     assert sorted(probes) == sorted((*visit, 16) for visit in visits if visit[1] in chosen)
-    probed = f"{3 * 16 * len(chosen)} extra rollouts of {3 * len(chosen)} groups, not trained on"
-    assert f"probes       {probed}" in result.output
+    counts = rf"{3 * 16 * len(chosen)} extra rollouts of {3 * len(chosen)} groups"
+    assert re.search(rf"probes +{counts}\b.*not trained on", output)
     assert rows(folder, "SELECT DISTINCT rollouts FROM posterior_history") == [(8,)]
     assert rows(folder, "SELECT DISTINCT generated, trained FROM steps") == [(16 * 8, 16 * 8)]
-    scalars = logged(folder / "runs/probed/tensorboard/probed")
-    shared = {
-        step: json.loads(text) for step, text in rows(folder, "SELECT step, shared FROM steps")
-    }
+
+
+def check_logged_shared(folder, scalars):
+    """Run-wide numbers are logged as they are stored."""
+    stored = rows(folder, "SELECT step, shared FROM steps")
+    shared = {step: json.loads(text) for step, text in stored}
     assert shared[6]["prompts"] == [32]
     for field in ("discount", "weight", "prompts"):
-        assert scalars[f"train/estimator/{field}"] == pytest.approx(
-            {s: state[field][0] for s, state in shared.items()}
-        )
-    groups = dict(rows(folder, "SELECT step, count(*) FROM probes GROUP BY step"))
-    assert (
-        scalars["train/probe/groups"] == groups
-        and scalars["train/probe/mse"].keys() == groups.keys()
-    )
+        expected = {step: state[field][0] for step, state in shared.items()}
+        assert scalars[f"train/estimator/{field}"] == pytest.approx(expected)
+
+
+def test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(lane, tmp_path):
+    """Probed is a quarter of the 32 prompts."""
+    probes = ["--probe.fraction", "0.25", "--probe.samples", "16"]
+    result = lane.train(tmp_path, "--estimator", "auto", "--run_name", "probed", *SMALL, *probes)
+    assert result.error is None, result.output[-4000:]
+    check_probes(tmp_path, result.output)
+    scalars = logged(tmp_path / "runs/probed/tensorboard/probed")
+    check_logged_shared(tmp_path, scalars)
+    groups = dict(rows(tmp_path, "SELECT step, count(*) FROM probes GROUP BY step"))
+    assert scalars["train/probe/groups"] == groups
+    assert scalars["train/probe/mse"].keys() == groups.keys()
 
 
 def test_posteriors_in_postgresql_and_no_password_anywhere(lane, new_url, tmp_path):

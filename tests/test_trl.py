@@ -174,51 +174,77 @@ DRAWN = {"strategy": "posterior", "strategy_parameters": {"floor": 0.2}, "form":
 ALONE = {"num_generations": 1, "per_device_train_batch_size": 4, "scale_rewards": "none"}
 
 
+def check_batches(calls, watched, loop, draws):
+    """Each generation batch of a trainer has the prompts and the advantages of one's own loop."""
+    for (texts, scores, columns), batch in zip(calls, watched, strict=True):
+        keys_of_step = list(zip(texts, columns["answer"], strict=True))
+        if draws:
+            drawn = np.repeat(loop.draw(), len(scores) // 4)
+            assert keys_of_step == [loop.keys[row] for row in drawn]
+        rewards = np.array(scores, dtype=float)
+        expected = loop.observe(keys_of_step, rewards, rewards).advantages
+        np.testing.assert_allclose(batch["ours"], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(batch["logged"], batch["ours"], rtol=1e-6)
+
+
+class OwnLoop:
+    """One's own loop of the same settings as a trainer's, whose rollouts have one token each."""
+
+    def __init__(self, folder, made, data, ours, form):
+        folder.mkdir()
+        settings = shared.Settings("dbb", store=f"sqlite:///{folder}/openrlhf_dbb.db", **ours)
+        self.keys = list(zip(data["prompt"], data["answer"], strict=True))
+        self.form = form
+        rollouts = made.num_generations
+        self.extras = StepExtras(tokens=[1] * 4 * rollouts, trained=[1] * 4 * rollouts)
+        self.steps = shared.Steps(settings, "run", False, self.keys, RunFacts(4, rollouts, 3))
+        self.draw = self.steps.draw
+
+    def observe(self, keys, rewards, scores):
+        return self.steps.observe(keys, rewards, scores, self.form, self.extras)
+
+
 @pytest.mark.parametrize(
-    ("ours", "changed", "form"),
+    ("ours", "changed", "form", "steps"),
     [
-        ({}, {}, "group_norm"),
-        (DRAWN, {}, "dr_grpo"),  # TRL's data loader fetches ahead of the steps
-        (DRAWN, TWO_OF_TWO, "dr_grpo"),
-        ({}, ALONE, "batch_centered"),
+        ({}, {}, "group_norm", 5),
+        (DRAWN, {}, "dr_grpo", 5),  # TRL's data loader fetches ahead of the steps
+        (DRAWN, TWO_OF_TWO, "dr_grpo", 10),
+        ({}, ALONE, "batch_centered", 5),
     ],
     ids=["dbb", "drawn", "drawn, four updates", "one rollout"],
 )
 def test_a_run_is_what_ones_own_loop_makes_of_its_rewards(
-    model, tmp_path, watched, ours, changed, form
+    model, tmp_path, watched, ours, changed, form, steps
 ):
     """Five steps of four prompts; three are a pass."""
     reward = Reward(missing=not ours and not changed)
     data = prompts(12)
-    other = tmp_path / "other"
-    other.mkdir()
     made = trainer(
         model, tmp_path, reward, data=data, held_out=prompts(2), ours=ours | {"label_column": "answer"},
-        max_steps=10 if changed is TWO_OF_TWO else 5, **changed,
+        max_steps=steps, **changed,
     )  # fmt: skip
     made.train()
-    keys = list(zip(data["prompt"], data["answer"], strict=True))
-    rollouts = made.num_generations
-    settings = shared.Settings("dbb", store=f"sqlite:///{other}/openrlhf_dbb.db", **ours)
-    loop = shared.Steps(settings, "run", False, keys, RunFacts(4, rollouts, 3))
-    extras = StepExtras(tokens=[1] * 4 * rollouts, trained=[1] * 4 * rollouts)
-    for (texts, scores, columns), batch in zip(reward.calls, watched, strict=True):
-        rows_of_step = list(zip(texts, columns["answer"], strict=True))
-        if ours:
-            assert rows_of_step == [keys[row] for row in loop.draw() for _ in range(rollouts)]
-        rewards = np.array(scores, dtype=float)
-        expected = loop.observe(rows_of_step, rewards, rewards, form, extras).advantages
-        np.testing.assert_allclose(batch["ours"], expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(batch["logged"], batch["ours"], rtol=1e-6)
-        # The group's own mean is the reward itself
-        assert rollouts > 1 or not batch["theirs"].any()
-    loop.posteriors.close()
-    assert len(watched) == 5 and history(tmp_path) == history(other)
-    assert not ours or len({inclusion for *_, inclusion in history(tmp_path)}) > 1  # not even
-    [(status, last_step, config)] = rows(tmp_path, "SELECT status, last_step, config FROM dbb_run")
-    assert (status, last_step, json.loads(config)["num_generations"]) == ("finished", 5, rollouts)
-    assert rows(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [(form,)]
+    assert len(watched) == 5
+    loop = OwnLoop(tmp_path / "other", made, data, ours, form)
+    check_batches(reward.calls, watched, loop, draws=bool(ours))
+    loop.steps.posteriors.close()
+    assert history(tmp_path) == history(tmp_path / "other")
+    if ours:
+        inclusions = {inclusion for *_, inclusion in history(tmp_path)}
+        assert len(inclusions) > 1  # not even
+    if changed is ALONE:  # the group's own mean is the reward itself
+        assert not any(batch["theirs"].any() for batch in watched)
+    check_stored_run(tmp_path, made.num_generations, form)
     assert 0 <= made.evaluate()["eval_reward"] <= 1
+
+
+def check_stored_run(folder, rollouts, form):
+    """A finished run of five steps is stored with TRL's settings and the form."""
+    [(status, last_step, config)] = rows(folder, "SELECT status, last_step, config FROM dbb_run")
+    assert (status, last_step) == ("finished", 5)
+    assert json.loads(config)["num_generations"] == rollouts
+    assert rows(folder, "SELECT DISTINCT form FROM dbb_step") == [(form,)]
 
 
 @pytest.mark.parametrize("form", FORMS.available())
@@ -331,6 +357,10 @@ def test_what_trl_logged_is_stored_with_each_step(logging, tmp_path):
     assert stored[1]["train_runtime"] > 0
 
 
+def verified(scores):
+    return [score for score in scores if score is not None]
+
+
 def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     reward = Reward()
     held_out = {"sums": prompts().select(range(3)), "more": prompts().select(range(3, 5))}
@@ -340,18 +370,14 @@ def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     )  # fmt: skip
     made.train()
     made.evaluate()  # once more, after the run has finished
-    scored = sum(
-        score is not None
-        for texts, scores, _ in reward.calls
-        if len(texts) == 16
-        for score in scores
-    )
+    in_training = [scores for texts, scores, _ in reward.calls if len(texts) == 16]
+    scored = sum(len(verified(scores)) for scores in in_training)
     assert rows(tmp_path, "SELECT max(step), sum(rollouts) FROM posterior_history") == [(2, scored)]
     # five prompts are evaluated one after the other at the start and at the end
     expected = []
     for step, of_step in ((0, reward.calls[:5]), (2, reward.calls[-5:])):
         for texts, scores, _ in of_step:
-            seen = [score for score in scores if score is not None]
+            seen = verified(scores)
             name = "sums" if int(texts[0].split("+")[0]) < 3 else "more"
             expected.append((step, name, texts[0], ROLLOUTS, len(seen), sum(seen)))
     query = """SELECT step, benchmark, prompt, samples, verified, successes FROM evaluation_results

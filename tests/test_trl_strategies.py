@@ -179,6 +179,27 @@ def test_all_rollouts_of_a_prompt_in_a_step_are_one_group_also_those_that_were_f
         np.testing.assert_allclose(output["advantages"].numpy(), expected, rtol=1e-5)
 
 
+def differing_pairs(calls):
+    """By prompt, of each pair of rollouts that was generated for it, whether their rewards differ."""
+    pairs = defaultdict(list)
+    for call in calls:
+        for (prompt, _, reward), (twin, _, other) in zip(call[::2], call[1::2], strict=True):
+            assert prompt == twin
+            pairs[prompt].append(reward != other)
+    return pairs
+
+
+def counted_groups(differs):
+    """How many groups of one prompt differ, and how many do not; the rest of a group follows a first pair that does."""
+    groups = Counter()
+    place = 0
+    while place < len(differs):
+        groups[differs[place]] += 1
+        place += 2 if differs[place] else 1
+    assert place == len(differs)
+    return groups
+
+
 def test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_differ(
     model, tmp_path
 ):
@@ -186,26 +207,15 @@ def test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_dif
     made.train()
     passed = []
     for calls in generated(made):
-        pairs = {}
-        for call in calls:
-            for (prompt, _, reward), (twin, _, other) in zip(call[::2], call[1::2], strict=True):
-                assert prompt == twin
-                pairs.setdefault(prompt, []).append(reward != other)
         groups = Counter()
-        for differs in pairs.values():
-            place = 0
-            while place < len(differs):
-                groups[differs[place]] += 1
-                place += 2 if differs[place] else 1  # the rest of a group follows its first two
-            assert place == len(differs)
+        for differs in differing_pairs(calls).values():
+            groups += counted_groups(differs)
         assert groups[True] == GROUPS
         passed.append(GROUPS / groups.total())
-    stored = [
-        json.loads(metrics)
-        for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")
-    ]
+    stored = rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")
     assert min(passed) < 1
-    assert [found["two_stage/passed"] for found in stored] == pytest.approx(passed)
+    logged = [json.loads(metrics)["two_stage/passed"] for (metrics,) in stored]
+    assert logged == pytest.approx(passed)
 
 
 def test_groups_of_unequal_size_are_trained_on_with_their_weights(model, tmp_path):
@@ -252,41 +262,54 @@ def test_old_log_probs_and_the_table_fit_the_rows_of_several_generations(model, 
     assert len(made.batches) == 2
     for (_, output), own in zip(made.batches, made.own_log_probs, strict=True):
         mask = output["completion_mask"].bool()
-        torch.testing.assert_close(
-            output["old_per_token_logps"][mask], own[mask], rtol=1e-3, atol=1e-4
-        )
-    logged = [entry for entry in made.state.log_history if "loss" in entry]
-    assert all(np.isfinite(entry["loss"]) and np.isfinite(entry["kl"]) for entry in logged)
-    for calls, entry in zip(generated(made), logged, strict=True):
-        rewards = [reward for call in calls for *_, reward in call]
-        assert entry["rewards/correct/mean"] == pytest.approx(np.mean(rewards), abs=1e-6)
+        old = output["old_per_token_logps"]
+        torch.testing.assert_close(old[mask], own[mask], rtol=1e-3, atol=1e-4)
+    check_logged_rewards(made)
     table = pandas.read_parquet(tmp_path / "out/completions/completions_00004.parquet")
     assert len(table) == GROUPS * ROLLOUTS
     assert table["posterior_mean"].notna().all()
 
 
+def check_logged_rewards(made):
+    """What TRL logs is finite, and its mean reward is of all that was generated."""
+    logged = [entry for entry in made.state.log_history if "loss" in entry]
+    for calls, entry in zip(generated(made), logged, strict=True):
+        assert np.isfinite(entry["loss"])
+        assert np.isfinite(entry["kl"])
+        rewards = [reward for call in calls for *_, reward in call]
+        assert entry["rewards/correct/mean"] == pytest.approx(np.mean(rewards), abs=1e-6)
+
+
+def rows_of_one(prompt, completion, value, ratio=1):
+    """The rows of a batch of one row. ``ratio`` is the width of vLLM's ratio: one a row, or one a token."""
+    width = len(completion)
+    output = {
+        "prompt_ids": torch.tensor([prompt]),
+        "prompt_mask": torch.tensor([[int(token > 0) for token in prompt]]),
+        "completion_ids": torch.tensor([completion]),
+        "completion_mask": torch.ones(1, width, dtype=torch.int64),
+        "tool_mask": torch.ones(1, width, dtype=torch.int64),
+        "old_per_token_logps": torch.full((1, width), -value),
+        "ref_per_token_logps": torch.full((1, width), -value),
+        "importance_sampling_ratio": torch.full((1, ratio), value),
+        "advantages": torch.tensor([value]),
+        "num_items_in_batch": torch.tensor(9),
+    }
+    return cut(output, [width])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"), [(1, [[1.5], [2.5]]), (3, [[1.5, 1, 1], [2.5, 2.5, 2.5]])]
+)
+def test_rows_of_two_batches_keep_vllm_s_ratios_in_one(ratio, expected):
+    rows = rows_of_one([0, 5, 6], [7], 1.5) + rows_of_one([4], [8, 9, 1], 2.5, ratio)
+    assert join(rows, 0, None, "cpu")["importance_sampling_ratio"].tolist() == expected
+
+
 def test_rows_of_two_batches_keep_their_values_in_one():
-    """Prompts of 2 and 1 tokens with completions of 1 and 3; vLLM's ratio is one a row, or one a token."""
-
-    def batch(prompt, completion, value, ratio):
-        width = len(completion)
-        return {
-            "prompt_ids": torch.tensor([prompt]),
-            "prompt_mask": torch.tensor([[int(token > 0) for token in prompt]]),
-            "completion_ids": torch.tensor([completion]),
-            "completion_mask": torch.ones(1, width, dtype=torch.int64),
-            "tool_mask": torch.ones(1, width, dtype=torch.int64),
-            "old_per_token_logps": torch.full((1, width), -value),
-            "ref_per_token_logps": torch.full((1, width), -value),
-            "importance_sampling_ratio": torch.full((1, ratio), value),
-            "advantages": torch.tensor([value]),
-            "num_items_in_batch": torch.tensor(9),
-        }
-
-    short = cut(batch([0, 5, 6], [7], 1.5, ratio=1), [1])
-    for ratio, expected in ((1, [[1.5], [2.5]]), (3, [[1.5, 1, 1], [2.5, 2.5, 2.5]])):
-        joined = join(short + cut(batch([4], [8, 9, 1], 2.5, ratio), [3]), 0, None, "cpu")
-        assert joined["importance_sampling_ratio"].tolist() == expected
+    """Prompts of 2 and 1 tokens with completions of 1 and 3."""
+    rows = rows_of_one([0, 5, 6], [7], 1.5) + rows_of_one([4], [8, 9, 1], 2.5)
+    joined = join(rows, 0, None, "cpu")
     assert joined["prompt_ids"].tolist() == [[5, 6], [0, 4]]
     assert joined["prompt_mask"].tolist() == [[1, 1], [0, 1]]
     assert joined["completion_ids"].tolist() == [[7, 0, 0], [8, 9, 1]]
@@ -297,8 +320,12 @@ def test_rows_of_two_batches_keep_their_values_in_one():
     assert torch.isfinite(ratios[0, 1:]).all()
     assert joined["advantages"].tolist() == [1.5, 2.5]
     assert items(joined) == 4
-    with pytest.raises(ValueError, match="rows with images cannot be joined"):
-        cut(batch([4], [8], 1.0, 1) | {"pixel_values": torch.zeros(1, 2)}, [1])
+
+
+def test_rows_with_images_cannot_be_joined():
+    output = {"completion_ids": torch.tensor([[8]]), "pixel_values": torch.zeros(1, 2)}
+    with pytest.raises(ValueError, match="rows with images"):
+        cut(output, [1])
 
 
 def test_metrics_of_a_step_are_means_over_its_rollouts():
@@ -489,6 +516,22 @@ def best_two(rollouts):
     return [rollouts[place] for place in sorted(places)]
 
 
+def check_replayed_advantages(output, rewards):
+    """Two replayed rollouts a prompt: both the same, or one right."""
+    advantages = output["advantages"][OWN:].tolist()
+    for place in range(0, len(rewards), 2):
+        half = 0.5**0.5 * (rewards[place] - rewards[place + 1])
+        assert advantages[place : place + 2] == pytest.approx([half, -half], abs=1e-5)
+
+
+def log_probs_of(output):
+    """Old log-probs of the tokens of each row."""
+    mask = output["completion_mask"].bool()
+    return [
+        values[of_row] for values, of_row in zip(output["old_per_token_logps"], mask, strict=True)
+    ]
+
+
 def test_replayed_rows_are_the_best_of_a_prompts_last_rollouts_with_their_own_log_probs(replayed):
     made, _ = replayed
     last = {}  # by prompt its last rollouts: prompt, text, reward, old log-probs
@@ -498,20 +541,11 @@ def test_replayed_rows_are_the_best_of_a_prompts_last_rollouts_with_their_own_lo
         for prompt in dict.fromkeys(prompt for prompt, _ in pairs[:OWN]):
             expected += best_two(last.get(prompt, []))
             last[prompt] = []
-        mask = output["completion_mask"].bool()
-        log_probs = [
-            values[of_row]
-            for values, of_row in zip(output["old_per_token_logps"], mask, strict=True)
-        ]
         assert pairs[OWN:] == [(prompt, text) for prompt, text, _, _ in expected]
+        log_probs = log_probs_of(output)
         for values, (*_, theirs) in zip(log_probs[OWN:], expected, strict=True):
             torch.testing.assert_close(values, theirs, rtol=0, atol=0)
-        rewards = [reward for _, _, reward, _ in expected]
-        advantages = output["advantages"][OWN:].tolist()
-        # Two rollouts a prompt: both the same, or one right
-        for place in range(0, len(rewards), 2):
-            half = 0.5**0.5 * (rewards[place] - rewards[place + 1])
-            assert advantages[place : place + 2] == pytest.approx([half, -half], abs=1e-5)
+        check_replayed_advantages(output, [reward for _, _, reward, _ in expected])
         for rollout, values in zip(call, log_probs[:OWN], strict=True):
             last[rollout[0]].append((*rollout, values))
 

@@ -40,18 +40,16 @@ def imported(tree):
     """What each name means that a file imports from OpenRLHF, without the first part."""
     paths = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
+        if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 paths[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         elif isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.asname:
-                    paths[alias.asname] = alias.name
-    return {
-        name: path.removeprefix("openrlhf.")
-        for name, path in paths.items()
-        if path.startswith("openrlhf.")
-    }
+            paths.update((alias.asname, alias.name) for alias in node.names if alias.asname)
+    theirs = {}
+    for name, path in paths.items():
+        if path.startswith("openrlhf."):
+            theirs[name] = path.removeprefix("openrlhf.")
+    return theirs
 
 
 def test_the_sources_that_the_table_relies_on_are_those_that_it_was_checked_with():

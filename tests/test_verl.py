@@ -759,7 +759,8 @@ def test_chosen_prompts_are_probed_and_probes_train_nothing(queue, tmp_path):
     rows = [row | {"data_source": "test"} for row in DATA]
     ours.train_dataset = rows
     ours.train_dataloader_it = iter([integration.collate_fn(rows)])
-    loop = Answering([group[2][:3] for group in MIXED] + [[1.0, 0.0]] * 3, "train")
+    of_step = [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+    loop = Answering(of_step + [[1.0, 0.0]] * 3, "train")
     ours.agent_loop_manager = loop
     ours._submit_batch_to_rollout(ours._next_train_batch())
     batch, _ = ours.replay_buffer.sample(global_steps=0, partition_id="train", batch_size=3)

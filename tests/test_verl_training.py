@@ -120,28 +120,34 @@ def rewarded(folder, step):
     return found
 
 
-def test_the_store_has_what_verl_rewarded(folder):
-    printed = train(folder)
-    assert query(folder, "SELECT name, status, last_step FROM runs") == [
-        ("demo", "finished", STEPS)
-    ]
-    for step in range(1, STEPS + 1):
-        stored = query(
-            folder,
-            f"""SELECT prompt, label, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)
-                WHERE step = {step}""",
-        )
-        assert {(prompt, label): tuple(counts) for prompt, label, *counts in stored} == rewarded(
-            folder, step
-        )
-        assert {rollouts for _, _, rollouts, _ in stored} == {ROLLOUTS}
+def check_step(folder, step):
+    """What is stored of a step is what verl has rewarded in it."""
+    sql = f"""SELECT prompt, label, rollouts, successes
+              FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = {step}"""
+    stored = {(prompt, label): tuple(counts) for prompt, label, *counts in query(folder, sql)}
+    assert stored == rewarded(folder, step)
+    assert {rollouts for rollouts, _ in stored.values()} == {ROLLOUTS}
+
+
+def check_kept(folder):
+    """Each step's rollouts are kept, none of them missing, and verl's plan is among its metrics."""
     kept = query(
         folder, "SELECT step, count(*), sum(missing) FROM rollouts GROUP BY step ORDER BY step"
     )
     assert [(step, missing) for step, _, missing in kept] == [(1, 0), (2, 0), (3, 0)]
     assert all(0 < count <= 64 for _, count, _ in kept)
     logged = query(folder, "SELECT metrics FROM steps ORDER BY step")
-    assert all(json.loads(metrics)["plan/steps"] == STEPS for (metrics,) in logged)
-    assert "estimator/rescued" in printed and "val-core/tiny" in printed
+    assert {json.loads(metrics)["plan/steps"] for (metrics,) in logged} == {STEPS}
+
+
+def test_the_store_has_what_verl_rewarded(folder):
+    printed = train(folder)
+    run = query(folder, "SELECT name, status, last_step FROM runs")
+    assert run == [("demo", "finished", STEPS)]
+    for step in range(1, STEPS + 1):
+        check_step(folder, step)
+    check_kept(folder)
+    assert "estimator/rescued" in printed
+    assert "val-core/tiny" in printed
     saved = json.loads((folder / "demo" / "global_step_2" / "posteriors.json").read_text())
     assert saved["step"] == 2

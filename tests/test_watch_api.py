@@ -731,17 +731,23 @@ def test_what_a_file_holds_is_printed(trained, tmp_path, capsys):
     assert "left out" not in said
 
 
-def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsys):
+@pytest.fixture
+def two_runs(store, fill):
+    """Two runs of three steps, each of which keeps 8 rollouts of 1,000 characters."""
     runs = [fill.run(store, name) for name in ("one", "two")]
     ids = np.sort(fill.prompts(store, 4))
     for run in runs:
         for step in (1, 2, 3):
             fill.step(run, step, ids, [0, 1, 2, 4], kept=keep(fill, ids, [str(step) * 1_000] * 8))
+    return runs
+
+
+def test_a_file_of_several_runs_and_of_a_given_size(store, two_runs, tmp_path, capsys):
     found = in_file(reported(store, tmp_path, "one", "two", "--size", "0.05"))
     assert [run["name"] for run in found["state"]["runs"]] == ["two", "one"]
-    # 8 rollouts of 1,000 characters a step: a step fits in half of a run's 25 kB, and the rest holds all prompts
+    # A step fits in half of a run's 25 kB, and the rest holds all prompts
     paths = sorted(path for path in found if "/rollouts" in path)
-    assert paths == [f"runs/{run.record.run_id}/rollouts/3" for run in runs]
+    assert paths == [f"runs/{run.record.run_id}/rollouts/3" for run in two_runs]
     said = capsys.readouterr().out
     assert re.search(r" MB: 8 prompts\b.* 2 steps with rollouts.*--size 0.05 left out", said)
 

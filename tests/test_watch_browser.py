@@ -83,6 +83,11 @@ def sixty(store, fill, write):
     return store
 
 
+def requested(browser):
+    """The addresses that a page has asked for, without what follows #."""
+    return {url.split("#")[0] for url in browser.requests}
+
+
 UNNAMED = """[...document.querySelectorAll("button, input, select, a[href], svg[tabindex], canvas")]
     .filter((each) => each.getClientRects().length)
     .filter((each) => each.tabIndex < 0 && each.getAttribute("tabindex") !== "-1"
@@ -101,7 +106,7 @@ def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(
     for view in VIEWS:
         browser.open(f"{address}#view={view}", width, dark=dark)
         assert browser.complaints == []
-        assert {url.split("#")[0] for url in browser.requests} == {address}
+        assert requested(browser) == {address}
         title = text(browser, f"#tabs a[data-view={view}]")
         assert texts(browser, "#tabs [aria-current=page]") == [title]
         # Nothing sticks out of a phone

@@ -117,7 +117,7 @@ OWN_LOOP = Host(
         "training without generating": "test_loop.py::"
         "test_recorded_batches_are_trained_on_in_their_order_and_nothing_is_generated",
         "thinning": "test_loop.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
-        "probes": "test_loop.py::test_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing",
+        "probes": "test_loop.py::test_chosen_prompts_are_probed_at_every_visit",
         "warm start": "test_posteriors.py::test_a_warm_start_begins_with_another_runs_posteriors",
         "known pass rates": "test_posteriors.py::test_known_pass_rates_are_a_visit_before_the_first_step",
         "groups by source": "test_posteriors.py::test_metrics_by_source_and_of_the_hardest",
