@@ -304,25 +304,26 @@ def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> boo
 
 def _has_alternative(text: str, start: int, end: int, value: Value, label: Value) -> bool:
     """Return whether another value stands beside an answer, with "or" between them."""
-    if (found := OR_AFTER.match(text, end)) is not None:
-        after = next(_values(text[: found.end() + SAID_CHARACTERS], found.end(), label), None)
-        return after is None or not _is_same(after[2], value)
-    found = OR_BEFORE.search(text, max(0, start - SAID_CHARACTERS), start)
-    if found is None:
-        return False
-    begin = max(0, found.start() - SAID_CHARACTERS)
-    before = next(_values(text[: found.start()], begin, label, last_first=True), None)
-    return before is not None and before[1] == found.start() and not _is_same(before[2], value)
+    others = []
+    after = OR_AFTER.match(text, end)
+    if after is not None:
+        window = text[: after.end() + SAID_CHARACTERS]
+        others.append(next(_values(window, after.end(), label), None))
+    before = OR_BEFORE.search(text, max(0, start - SAID_CHARACTERS), start)
+    if before is not None:
+        window = text[: before.start()]
+        begin = max(0, before.start() - SAID_CHARACTERS)
+        other = next(_values(window, begin, label, last_first=True), None)
+        if other is not None and other[1] == before.start():
+            others.append(other)
+    return not all(other is not None and _is_same(other[2], value) for other in others)
 
 
 def _says_another(text: str, place: int, start: int, value: Value, label: Value) -> bool:
     """Return whether "The answer is" before a place states another value than the answer, and nothing corrects it."""
     said = _SAID.match(text, place)
-    if said and said.start() <= start < said.end() and text[start] == "\\":  # it states the box
-        return False
-    offered = read(said[1], label) if said else None
-    kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
-    if offered is None or not isinstance(inner(offered), kinds) or _is_same(offered, value):
+    offered = _like(said[1], label) if said else None
+    if offered is None or _is_same(offered, value):
         return False
     return place > start or CORRECTION.search(text, place, start) is None
 

@@ -23,7 +23,6 @@ _MOST_NAMES = 3  # words before ":" in a language that is not known
 
 _FORMULA = re.compile(r"\$\$[^$]*\$\$|\$[^$\n]*\$|\\(?:begin|end)\{[^}]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}(?:'[a-z]+)?")
-_LETTER = re.compile(r"[^\W\d_]")
 _NAME_AND_VERB = re.compile(r"\W*[A-Z][a-z]+ [a-z]{3,}s\b")  # "John collects"
 _OTHER_SCRIPT = re.compile(r"[\u0370-\u1dff\u3040-\u30ff\uac00-\ud7af]")
 _MIXED_WORD = re.compile(r"[A-Za-z][\u0370-\u052f]|[\u0370-\u052f][A-Za-z]")  # n\u043et
@@ -123,8 +122,6 @@ def _stands_alone(before: str, answer: str, behind: str) -> bool:
     """Return whether only a name stands before an answer, as "Vastaus:" or "x =", and only its unit behind it."""
     is_named = _NAMED.search(before) is not None and len(before.split()) <= _MOST_NAMES
     is_named = is_named or _FORMULA_SIGN.search(before) is not None
-    if _OTHER_SCRIPT.search(before + behind):
-        return is_named and _LETTER.search(behind) is None
     return (is_named or _may_stand_alone(before) or "=" in answer) and _are_units(behind)
 
 

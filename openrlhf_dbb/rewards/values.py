@@ -55,7 +55,7 @@ _SIGN = rf"(?P<sign>[-+]|{UPRIGHT}?(?:minus|negative)\ ?)?(?:(?P<money>[$\u20ac\
 _FRACTION = r"(?P<whole>\d+)?\ ?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}"
 # 12, 2.50, .5; not the 10 of 10^3
 _DECIMAL = r"(?P<decimal>(?!10\ ?\^\{?[-+]?\d)(?:\d+\.?\d*|\.\d+))?"
-_POWER = r"(?:(?:\\times\ )?10\ ?\^\{?(?P<power>[-+]?\d+)\}?)?"  # \times 10^{-5}
+_POWER = r"(?P<scale>(?:\\times\ )?10\ ?\^\{?(?P<power>[-+]?\d+)\}?)?"  # \times 10^{-5}
 _NUMBER = re.compile(
     rf"{_SIGN}(?:{_FRACTION}|{_DECIMAL}{_POWER})\ ?(?P<percent>%|{UPRIGHT}?percent)?", re.VERBOSE
 )
@@ -328,24 +328,22 @@ def _number(text: str, numeric: bool) -> Number | None:
 
 
 def _number_of(found: re.Match[str], size: Fraction, unit: str | None) -> Number:
+    is_negative = found["sign"] not in (None, "+") or found["inner"] is not None
+    value = -size if is_negative else size
     places = len((found["decimal"] or "").partition(".")[2])
-    value = -size if _is_negative(found) else size
+    text = _fraction(value)
+    half_place = None
+    if places:  # Math-Verify has a tolerance for decimals
+        text = ("-" if is_negative else "") + found["decimal"] + (found["scale"] or "")
+        half_place = Fraction(10) ** (int(found["power"] or 0) - places) / 2
     return Number(
-        text=_written(value, found) if places else _fraction(value),
+        text=text,
         value=value,
         unit=unit_of(found["money"] or "") or unit,
         is_percent=found["percent"] is not None,
-        half_place=Fraction(10) ** (_power(found) - places) / 2 if places else None,
+        half_place=half_place,
         is_reducible=int(found["below"] or 0) > value.denominator,
     )
-
-
-def _power(found: re.Match[str]) -> int:
-    return int(found["power"] or 0)
-
-
-def _is_negative(found: re.Match[str]) -> bool:
-    return found["sign"] not in (None, "+") or found["inner"] is not None
 
 
 def _fraction(value: Fraction) -> str:
@@ -353,17 +351,10 @@ def _fraction(value: Fraction) -> str:
     return str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}"
 
 
-def _written(value: Fraction, found: re.Match[str]) -> str:
-    """Return a number as a decimal: Math-Verify has a tolerance for these."""
-    sign = "-" if value < 0 else ""
-    power = rf"\times 10^{{{found['power']}}}" if found["power"] else ""
-    return f"{sign}{found['decimal']}{power}"
-
-
 def _size(found: re.Match[str]) -> Fraction | None:
     if found["below"]:
         return _mixed(int(found["above"]), int(found["below"]), found["whole"])
-    power = _power(found)
+    power = int(found["power"] or 0)
     if abs(power) > LARGEST_EXPONENT or not (found["power"] or found["decimal"]):
         return None
     return Fraction((found["decimal"] or "1").rstrip(".")) * Fraction(10) ** power
