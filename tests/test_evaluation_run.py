@@ -1,5 +1,6 @@
 """An evaluation on disk and in the store: responses, settings, prompts, models, refusals before an engine starts."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -268,13 +269,17 @@ def thinking(tiny_model, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("flags", "ending"), [((), "="), (ARGUMENTS, "=0")])
 def test_the_chat_template_gets_the_arguments_of_the_flag(thinking, monkeypatch, flags, ending):
     asked = []
-    monkeypatch.setattr(
-        command,
-        "_generate",
-        lambda options, settings, prompts, *_: asked.append((settings, prompts)),
-    )
-    assert main([*thinking, "--chat_template", *flags]) != 0  # no response was generated
-    [(settings, prompts)] = asked
+
+    def no_response(prompts, keys, generate):
+        asked.append(prompts)
+        return []
+
+    monkeypatch.setattr(command, "answer", no_response)
+    monkeypatch.setattr(command, "ray_started", lambda *_: contextlib.nullcontext(1))
+    assert main([*thinking, "--chat_template", *flags]) != 0
+    [prompts] = asked
+    [file] = Path().rglob(results.SETTINGS)
+    settings = json.loads(file.read_text())
     assert prompts["own"].texts == ["1+1" + ending]
     assert settings["chat_template_kwargs"] == (flags[1] if flags else None)
 

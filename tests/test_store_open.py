@@ -115,7 +115,7 @@ def test_a_network_file_system_is_recognised():
 def test_a_network_file_system_is_refused_unless_allowed(tmp_path, monkeypatch):
     # The real file system of the test plays the network one: only its name is put on the list.
     kind = file_system(os.path.realpath(tmp_path), Path("/proc/mounts").read_text())
-    monkeypatch.setattr("openrlhf_dbb.storage.address._NETWORK_FILE_SYSTEMS", {kind})
+    monkeypatch.setattr("openrlhf_dbb.storage.address.NETWORK_FILE_SYSTEMS", {kind})
     monkeypatch.delenv(NETWORK_FS_VARIABLE, raising=False)
     url = f"sqlite:///{tmp_path}/x.db"
     with pytest.raises(

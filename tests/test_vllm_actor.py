@@ -56,7 +56,7 @@ def groups(
     actor = StrictRolloutActor.__new__(StrictRolloutActor)
     actor.executor = executor
     actor.generate = generate
-    actor._tokenizer = tokenizer or Letters()
+    actor.use_tokenizer(tokenizer or Letters())
     return asyncio.run(actor.generate_groups(prompts, SAMPLING | changes, samples, max_length))
 
 

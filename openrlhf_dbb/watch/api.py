@@ -22,7 +22,7 @@ from openrlhf_dbb.watch import curves, history, prompts
 from openrlhf_dbb.watch.history import Visits
 
 EVERY_S = 0.5  # the list of runs is read at most this often, however many clients ask
-_KEPT_ANSWERS = 1000
+KEPT_ANSWERS = 1000
 _RECENT = 20  # steps, for the success rate in the list
 _LATE = 16  # steps whose metrics may be written a moment after them
 _SAMPLED_PROMPTS = 200
@@ -84,7 +84,7 @@ class Api:
             if kept is None:
                 kept = SimpleNamespace(lock=threading.Lock(), version=None, content=None)
             self._kept[key] = kept
-            if len(self._kept) > _KEPT_ANSWERS:  # a client may ask for any number of paths
+            if len(self._kept) > KEPT_ANSWERS:  # a client may ask for any number of paths
                 del self._kept[next(iter(self._kept))]
         # The lock of one answer: a slow answer does not hold up the others.
         with kept.lock:
