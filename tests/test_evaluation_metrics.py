@@ -250,10 +250,9 @@ def test_missing_samples_and_prompts_are_left_out_and_said(write, printed):
         [1, 0.75],
     )
     assert found["difference"] == pytest.approx(0.375)
-    assert printed("first", "second").splitlines()[-2:] == [
-        "note: SUMS: 41.7% of the samples of first are not verified",
-        "note: SUMS: 1 prompts left out, as a model has no verified sample",
-    ]
+    unverified, left_out = printed("first", "second").splitlines()[-2:]
+    assert re.match(r"note: SUMS: 41\.7% .*\bfirst\b.* not verified$", unverified)
+    assert re.match(r"note: SUMS: 1 prompts left out\b", left_out)
 
 
 def test_different_settings_are_noted(write, printed):

@@ -71,9 +71,7 @@ def test_what_a_trainer_lacks_is_refused_with_its_name_and_reason(host):
 def test_a_setting_that_asks_a_trainer_for_what_it_lacks_is_refused(name, value):
     settings = Settings(estimator="dbb", **{name: value})
     poor = Host("a trainer", {ASKING[name]: "it is fixed"}, {})
-    with pytest.raises(
-        ValueError, match=rf"{name} needs .*a trainer does not: it is fixed; leave it out"
-    ):
+    with pytest.raises(ValueError, match=rf"{name} .*a trainer .*it is fixed; leave it out"):
         settings.check(poor, {})
     settings.check(Host("a trainer", {}, {}), {})
     Settings(estimator="dbb").check(poor, {})

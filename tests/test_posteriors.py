@@ -157,7 +157,7 @@ def test_a_module_that_only_a_database_names_is_not_imported(new_url, tmp_path, 
         run = fill.run(store, "demo", estimator="theirs:Theirs")
     with pytest.raises(
         ValueError,
-        match=r"'theirs:Theirs', .* give --estimator theirs:Theirs, or import theirs first",
+        match=r"'theirs:Theirs'.* give --estimator theirs:Theirs, or import theirs",
     ):
         Posteriors.resume(url, "demo", *DATA)
     assert own_estimator(run.record) is None
@@ -331,7 +331,7 @@ def test_one_rollout_a_prompt_is_refused_where_it_can_have_no_advantage(new_url)
     with Posteriors.create(new_url("sqlite"), "demo", *DATA) as posteriors:
         with pytest.raises(
             ValueError,
-            match=r"estimator='point' with .* 1 in the step: it needs 2 .*estimator='auto'",
+            match=r"'point' with .* 1 in the step: .*\b2 .*estimator='auto'",
         ):
             posteriors.observe(1, *DATA, [1, 0, 1])
         # a group that is large enough gives the step an advantage
