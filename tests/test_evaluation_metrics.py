@@ -263,12 +263,13 @@ def test_different_settings_are_noted(write, printed):
         about={"sums": {"max_new_tokens": 8192}},
         temperature=1,
     )
-    notes = [line for line in printed("first", "second").splitlines() if line.startswith("note: ")]
+    notes = re.findall(r"^note: different (.*): (\S+) in first, (\S+) in second$",
+                       printed("first", "second"), re.MULTILINE)  # fmt: skip
     assert notes == [
-        "note: different n: 2 in first, 1 in second",
-        "note: different runs: 2 in first, 1 in second",
-        "note: different temperature: 0.6 in first, 1 in second",
-        "note: different max_new_tokens of SUMS: 64 in first, 8192 in second",
+        ("n", "2", "1"),
+        ("runs", "2", "1"),
+        ("temperature", "0.6", "1"),
+        ("max_new_tokens of SUMS", "64", "8192"),
     ]
 
 
