@@ -19,7 +19,7 @@ _END = b"\x03"
 # How long a number is tells more of its difficulty than which digits it has.
 _DIGITS_ALIKE = bytes.maketrans(b"0123456789", b"0000000000")
 _CHUNK = 1024  # texts at a time, for the memory
-_PART = 2**18  # bytes of them at a time, since one text may have megabytes
+PART = 2**18  # bytes of them at a time, since one text may have megabytes
 # 1 / variance that the logits between prompts are expected to have, however many features there are
 RIDGE = 0.1
 _HALVINGS = 20  # of a Newton step that overshoots
@@ -49,8 +49,8 @@ def _features(texts: Sequence[str]) -> Floats:
     joined_B = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     text_B = np.repeat(np.arange(len(texts), dtype=np.int32), sizes)
     sums = np.zeros(len(texts) * BUCKETS)
-    for start in range(0, len(joined_B), _PART):
-        end = start + _PART + 2  # the longest n-gram that begins in this part has two bytes more
+    for start in range(0, len(joined_B), PART):
+        end = start + PART + 2  # the longest n-gram that begins in this part has two bytes more
         _add_grams(joined_B[start:end].astype(np.uint64), text_B[start:end], sums)
     buckets = sums.reshape(-1, BUCKETS)
     norm = np.linalg.norm(buckets, axis=1, keepdims=True)
@@ -58,9 +58,9 @@ def _features(texts: Sequence[str]) -> Floats:
 
 
 def _add_grams(bytes_B: NDArray[np.uint64], text_B: NDArray[np.int32], sums: Floats) -> None:
-    """Add the signs of the n-grams of the first ``_PART`` bytes to the buckets of their texts."""
+    """Add the signs of the n-grams of the first ``PART`` bytes to the buckets of their texts."""
     for n in (1, 2, 3):
-        count = min(max(len(bytes_B) - n + 1, 0), _PART)
+        count = min(max(len(bytes_B) - n + 1, 0), PART)
         gram = np.full(count, n, dtype=np.uint64)
         for j in range(n):
             gram = gram * np.uint64(256) + bytes_B[j : j + count]

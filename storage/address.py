@@ -26,7 +26,7 @@ NETWORK_FS_VARIABLE = "OPENRLHF_DBB_ALLOW_NETWORK_FS"
 
 # SQLite's WAL needs memory that all processes share. These file systems do not share memory across hosts.
 # Source: sqlite.org/wal.html; names as in the third column of /proc/mounts.
-_NETWORK_FILE_SYSTEMS = {
+NETWORK_FILE_SYSTEMS = {
     "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.sshfs", "glusterfs", "gpfs",
     "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "wekafs",
 }  # fmt: skip
@@ -136,7 +136,7 @@ def check_sqlite_path(path: str, *, create: bool) -> None:
     mounts = Path("/proc/mounts")
     if mounts.exists() and os.environ.get(NETWORK_FS_VARIABLE) != "1":
         kind = file_system(os.path.realpath(path), mounts.read_text(errors="surrogateescape"))
-        if kind in _NETWORK_FILE_SYSTEMS:
+        if kind in NETWORK_FILE_SYSTEMS:
             raise StoreError(
                 f"{path} is on a network file system ({kind}), where SQLite may lose data; use a local disk "
                 f"or PostgreSQL, or set {NETWORK_FS_VARIABLE}=1 if only this host ever opens the file"

@@ -23,6 +23,7 @@ class Training:
         train = SimpleNamespace(
             async_queue_size=size, max_lag=max_lag, partial_rollout_enable=False, num_episodes=1
         )
+        self.train = train
         self.steps = steps
         self.begun = []
         self.go = {}
@@ -100,7 +101,7 @@ def test_a_pass_that_fills_no_batch_costs_no_place_and_no_step(monkeypatch):
         ((), None, 0, True),
         ((2, 0), None, 1, True),
     ]
-    training.ahead._train.num_episodes = 3
+    training.train.num_episodes = 3
     made = iter(results)
     monkeypatch.setattr(training, "generate_samples", lambda: next(made))
     assert [training.ahead.generate_samples() for _ in results] == results

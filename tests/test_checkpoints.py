@@ -114,9 +114,7 @@ def test_a_folder_that_the_hosts_do_not_share_is_named(tmp_path, monkeypatch):
     save(tmp_path, 4, finish=False)
     here = checkpoints.sizes(tmp_path / "_actor/global_step4")
     there = here | {"zero_pp_rank_2_optim.pt": 7}
-    with pytest.raises(
-        RunError, match=r"zero_pp_rank_2_optim.pt \(1 of 4 files\) was written on another one"
-    ):
+    with pytest.raises(RunError, match=r"zero_pp_rank_2_optim.pt \(1 of 4 files\)"):
         checkpoints.complete(tmp_path, "global_step4", "mine", [here, there])
     assert newest_whole(tmp_path, "mine", 4)[0] is None
 
@@ -124,9 +122,7 @@ def test_a_folder_that_the_hosts_do_not_share_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize("second", [(None, None), (2, "mine"), (4, "other")])
 def test_a_rank_that_has_loaded_something_else_ends_the_run(tmp_path, second):
     checkpoints.check_loaded(tmp_path, "global_step4", "mine", [(4, "mine")] * 2)
-    with pytest.raises(
-        RunError, match=r"^rank 1 has loaded a checkpoint of .*, not global_step4 of run mine"
-    ):
+    with pytest.raises(RunError, match=r"^rank 1 .*not global_step4 of run mine"):
         checkpoints.check_loaded(tmp_path, "global_step4", "mine", [(4, "mine"), second])
 
 

@@ -115,7 +115,7 @@ def test_a_cluster_that_is_gone_is_refused_at_once(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", gone)
     with pytest.raises(
         UsageError,
-        match=rf"^the Ray cluster at {gone} does not answer \(Connection refused\); start",
+        match=rf"Ray cluster at {gone} .*Connection refused.*; start",
     ):
         ray_session.RayStart(arguments.parse(["--preset", "tiny", "--estimator", "dbb"]))
 
@@ -130,9 +130,7 @@ def test_nothing_is_written_into_the_copy_that_ray_makes_of_a_jobs_folder(
     settings = arguments.parse(
         ["--preset", "tiny", *(f"--{each}={outputs}" for each in arguments.OUTPUTS)]
     )
-    with pytest.raises(
-        UsageError, match=f"^{flag} {copy}/.* is in Ray's temporary copy of the working directory"
-    ):
+    with pytest.raises(UsageError, match=rf"^{flag} {copy}/.*Ray's temporary copy"):
         checks.check(settings)
 
 
@@ -159,6 +157,4 @@ def test_the_launcher_is_refused_with_more_than_one_host(monkeypatch, capsys):
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "CROSS_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert train_grpo.main(["--estimator", "dbb"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "error: the deepspeed launcher was given 2 hosts, but Ray places a"
-    )
+    assert re.match(r"error: .*deepspeed launcher .*\b2 hosts.*Ray", capsys.readouterr().err)

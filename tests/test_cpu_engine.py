@@ -1,6 +1,7 @@
 """vLLM's engine in this process, on the tiny model: responses, pauses, cancellation and failures."""
 
 import asyncio
+import re
 
 import pytest
 import torch
@@ -257,5 +258,5 @@ def test_a_failed_step_fails_every_request_that_waits_and_every_later_one(engine
         failures = asyncio.run(ask(*names))
         assert len(failures) == len(names)
         for failure in failures:
-            assert "vLLM's engine has failed: ZeroDivisionError('division by zero')" in str(failure)
+            assert re.search(r"vLLM.*ZeroDivisionError\('division by zero'\)", str(failure))
             assert isinstance(failure.__cause__, ZeroDivisionError)

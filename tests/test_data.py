@@ -188,7 +188,7 @@ def test_one_prompt_with_different_labels_is_refused(load, drop):
     rows = [row("a", "4"), row("b"), row("a", " 4"), row("a", "5"), row("c"), row("c")]
     with pytest.raises(
         UsageError,
-        match=r"1 of 6 rows .*: row 4: its label is '5', but the same prompt in row 1 has",
+        match=r"1 of 6 rows .*row 4: .*'5', .*row 1",
     ):
         load(*rows, drop_duplicates=drop)
     del rows[3]
@@ -199,17 +199,13 @@ def test_a_missing_column_or_label_key_is_named(load):
     missing = r"data.jsonl has no column 'label.gold' \(--data.label_key\); it has input, label"
     with pytest.raises(UsageError, match=missing):
         load(row("a"), row("b"), label_key="label.gold")
-    with pytest.raises(
-        UsageError, match=r"--data.label_key is missing: name the column that holds the answer"
-    ):
+    with pytest.raises(UsageError, match=r"--data.label_key is missing: name"):
         load(GOOD, label_key=None, reward=MATH_FILE)
 
 
 def test_every_label_of_the_reward_earns_itself(load):
     pytest.importorskip("math_verify")
-    with pytest.raises(
-        UsageError, match=r"row 2: no answer can earn the label '3 of 4 is right' \(it is not one"
-    ):
+    with pytest.raises(UsageError, match=r"row 2: .*'3 of 4 is right'"):
         load(row("a", "5"), row("b", "3 of 4 is right"), reward=MATH_FILE)
 
 
@@ -271,21 +267,20 @@ def test_long_prompts_and_those_without_a_token_are_dropped(choose):
     long = " ".join(["w"] * 25)  # 25 tokens; a prompt may have 32 - 8 = 24
     kept = choose(row("a"), row(long), row("\u200b"), row("b"))
     assert kept.texts == ["a", "b"]
-    assert kept.report == (
-        "2 of 4 prompts; 1 of more than 24 tokens dropped (--data.max_len 32); 1 without a token dropped"
-    )
+    counts, *dropped = kept.report.split("; ")
+    assert counts == "2 of 4 prompts"
+    assert re.search(r"^1 of more than 24 tokens .*--data.max_len 32", dropped[0])
+    assert dropped[1].startswith("1 without a token")
     [warning] = kept.warnings
     assert re.search(r"1 prompts have more than 24 tokens; raise --data.max_len 32", warning)
     many = [row(f"{at}") for at in range(10)]
     assert choose(*many, row(long)).warnings == []  # fewer than a tenth
     with pytest.raises(
         UsageError,
-        match=r"1 of 2 prompts; .*: below --rollout.batch_size 2; 1 prompts .* raise --data.max_len 32",
+        match=r"1 of 2 prompts.*--rollout.batch_size 2; 1 .* raise --data.max_len 32",
     ):
         choose(row("a"), row(long))
-    with pytest.raises(
-        UsageError, match=r"the tokenizer of some/model makes no token of any; put its files"
-    ):
+    with pytest.raises(UsageError, match=r"tokenizer of some/model .*; put its files"):
         choose(row("\u200b"), row("\u200b\u200b"))
 
 
@@ -315,9 +310,7 @@ def test_messages_that_a_model_cannot_answer_are_refused_with_their_row(load):
     parts = [said("user", [{"type": "image"}, {"type": "text", "text": "a"}])]
     with pytest.raises(UsageError) as refused:
         load(row(fine), row(last), row(["a"]), row(parts))
-    assert "3 of 4 rows cannot be used: line 2: its last message is of role assistant; end" in str(
-        refused.value
-    )
+    assert re.search(r"3 of 4 rows .*line 2: .*role assistant; end", str(refused.value))
     assert str(refused.value).count("its message 1 has no texts as role and content") == 2
 
 
@@ -343,9 +336,7 @@ def test_pass_rates_are_successes_and_attempts(load):
 
 def test_the_columns_of_rates_and_groups_have_to_be_there_and_may_be_one(choose):
     for key in ("pass_rate_key", "group_key"):
-        with pytest.raises(
-            UsageError, match=rf"has no column 'hard' \(--data.{key}\); it has input, label"
-        ):
+        with pytest.raises(UsageError, match=rf"'hard' \(--data.{key}\); it has input, label"):
             choose(GOOD, row("other"), **{key: "hard"})
     too_long = row("b " * 25) | {"hard": "1/8"}
     kept = choose(
@@ -362,8 +353,6 @@ def test_control_tokens_in_questions_are_counted_with_their_first_row():
     )
     form = [f"<user>{text}<end>" for text in ("a", "b")]
     [warning] = data.control_tokens("f", ["a<b>", *form, [said("user", "x<end>")]], token, False)
-    assert warning.startswith(
-        "f: 3 of 4 prompts contain the control token '<end>', first row 2: the model"
-    )
+    assert re.search(r"^f: 3 of 4 prompts .*'<end>', first row 2", warning)
     assert data.control_tokens("f", form, token, False) == []  # their own template
     assert data.control_tokens("f", form, token, True)[0].startswith("f: 2 of 2 prompts")

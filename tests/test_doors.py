@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import math
+import re
 import sys
 from datetime import date
 from decimal import Decimal
@@ -295,7 +296,7 @@ def test_a_prompt_with_two_labels_is_refused_and_blanks_make_no_other_label(door
     file = table(tmp_path, ["a", "b", "a", "a"], ["1", "2", " 1", "3"])
     with pytest.raises(
         Refused,
-        match=r"1 of 4 rows .* row 4: its label is '3', but the same prompt in .*row 1 has '1'",
+        match=r"1 of 4 rows .*row 4: .*'3', .*row 1 has '1'",
     ):
         door(file)
     assert len(door(table(tmp_path, ["a", "b", "a", "b"], ["1", "2", " 1", "2"]))) == 3
@@ -385,9 +386,7 @@ def test_names_of_columns_with_blanks_are_quoted(door, tmp_path):
 
 def test_files_of_other_kinds_and_folders_with_commas_are_named(tmp_path):
     (tmp_path / "notes.txt").write_text(LINES)
-    with pytest.raises(
-        Refused, match=r"notes.txt: files of this kind are not read; give .json, .jsonl"
-    ):
+    with pytest.raises(Refused, match=r"notes.txt: .*; give .json, .jsonl"):
         by_train(tmp_path / "notes.txt")
     (tmp_path / "a,b").mkdir()
     with pytest.raises(Refused, match="a comma parts data sets; rename the folder"):
@@ -416,7 +415,7 @@ def test_prompts_that_are_held_out_too_are_a_warning(tmp_path):
 
 def test_a_held_out_prompt_with_two_labels_is_a_warning(tmp_path):
     [warning] = chosen(tmp_path, [("a", "1"), ("b", "2")], [("d", "4"), ("d", "5")]).warnings
-    assert "row 2: its label is '5', but the same prompt in row 1 has '4'" in warning
+    assert re.search(r"row 2: .*'5', .*row 1 has '4'", warning)
 
 
 TWICE = [
@@ -512,9 +511,7 @@ def test_what_python_alone_reads_as_a_number_is_none(number, tmp_path, capsys):
     for column in ("reward", "step"):
         row = json.dumps({"prompt": "a", "label": "1", "step": 1, "reward": 1} | {column: number})
         (tmp_path / "log.jsonl").write_text(row)
-        with pytest.raises(
-            Refused, match=rf"line 1: {column} .*is not a number; write a number in the digits"
-        ):
+        with pytest.raises(Refused, match=rf"line 1: {column} .*; write a number in the digits"):
             by_import(tmp_path / "log.jsonl", capsys)
     assert isinstance(pass_rate(f"{number}/2000", None, ""), str)
 

@@ -222,5 +222,5 @@ def test_the_features_of_long_texts_take_little_memory_and_are_those_of_their_pa
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 60e6  # 1.3 MB of texts
-    monkeypatch.setattr("openrlhf_dbb.estimators.text_prior._PART", 100_003)
+    monkeypatch.setattr("openrlhf_dbb.estimators.text_prior.PART", 100_003)
     np.testing.assert_array_equal(text_features(texts), features)

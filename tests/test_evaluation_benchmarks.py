@@ -133,9 +133,8 @@ def test_minerva_labels_in_python_are_read_and_those_that_nothing_earns_are_told
     rows = [{"question": "Which number?", "answer": label} for label in labels]
     loaded = loading.load(hub_folder("minerva", {"test.jsonl": rows}))
     assert loaded.labels == labels
-    assert loaded.notes == [
-        "1 of 3 labels are compared as text, as no answer can be read like them: rows 2"
-    ]
+    [note] = loaded.notes
+    assert re.search(r"^1 of 3 labels .*as text.*: rows 2$", note)
     responses = ["\\boxed{4.5 \\times 10^{33} \\text{ erg/s}}", "\\boxed{\\arcsin\\frac{10}{13}}"]
     assert scores(loaded, *responses, "\\boxed{t (0, 4]}") == [1.0, 1.0, 1.0]
 
@@ -151,9 +150,7 @@ def test_options_have_letters_and_a_label_beyond_them_is_an_error_that_names_the
     loaded = loading.load(hub_folder("mmlu_pro", {path: [row]}))
     assert (loaded.ids, loaded.labels) == (["70"], ["C"])
     assert loaded.texts == ["Which is prime?\n\n(A) 4\n(B) 6\n(C) 7" + LETTER_BOXED]
-    with pytest.raises(
-        UsageError, match=r"benchmark mmlu_pro: row '71' has 3 options, but the label 'D'"
-    ):
+    with pytest.raises(UsageError, match=r"mmlu_pro: row '71' .*\b3 options.*'D'"):
         loading.load(
             hub_folder("mmlu_pro", {path: [row, row | {"question_id": 71, "answer": "D"}]})
         )

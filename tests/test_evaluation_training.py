@@ -90,9 +90,7 @@ def test_a_sample_without_any_score_is_refused():
     unscored = sample("1+1=", "2", 1.0)
     unscored.scores = unscored.rewards = None
     data = SimpleNamespace(prompts=["1+1="], labels=["2"], datasources=["sums"])
-    with pytest.raises(
-        UsageError, match=r"needs rewards at generation; give --reward\.remote_url, or --eval"
-    ):
+    with pytest.raises(UsageError, match=r"needs rewards .*; give --reward\.remote_url, or --eval"):
         collect(data, [unscored])
 
 
@@ -114,7 +112,7 @@ def test_the_best_model_may_be_chosen_by_any_measure(evaluated):
     assert {key: best_measure(key, logged(evaluated)) for key in chosen} == chosen
     with pytest.raises(
         UsageError,
-        match=r"--ckpt.best_metric_key eval_sums_best@8 is not a measure .*; available: ",
+        match=r"--ckpt.best_metric_key eval_sums_best@8 .*; available: ",
     ):
         best_measure("eval_sums_best@8", logged(evaluated))
 

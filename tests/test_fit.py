@@ -136,9 +136,7 @@ def test_checkpointing_where_memory_needs_it_and_a_refusal_where_that_is_not_eno
     machine(free=6.5)
     assert "too few if" in fit.describe(on_cpu(*flags), SMOLLM2)[1]
     machine(free=6.3)
-    with pytest.raises(
-        UsageError, match=r"m needs 6\.4 GiB of memory beside its rollouts, 6\.3 are free; take"
-    ):
+    with pytest.raises(UsageError, match=r"m needs 6\.4 GiB .*\b6\.3 are free; take"):
         on_cpu(*flags)
     # 2 + 2 bytes a parameter, 18 a parameter of the adapters: 4.2 GiB
     on_cpu(*flags, "--ds.lora.rank", "8")
@@ -438,8 +436,6 @@ def test_smollm2_answers_and_has_a_chat_template(smollm2_folder):
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(smollm2, "_PACKAGES", ("no-such-package",))
-    with pytest.raises(
-        UsageError, match=r"--preset smollm2 needs the package no-such-package.*setup_env"
-    ):
+    with pytest.raises(UsageError, match=r"smollm2 .*package no-such-package.*setup_env"):
         smollm2.prepare(tmp_path / "made")
     assert not (tmp_path / "made").exists()

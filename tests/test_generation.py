@@ -3,6 +3,7 @@
 import itertools
 import math
 import pickle
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors import generation  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutGenerator, rollouts_of  # noqa: E402
-from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
+from openrlhf_dbb.actors.generation_ahead import THREAD, GenerationAhead  # noqa: E402
 from openrlhf_dbb.actors.recorded import as_recorded, as_response  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.errors import RunError  # noqa: E402
@@ -506,29 +507,47 @@ def test_a_pass_that_ended_before_the_checkpoint_ends_once(generator):
 @pytest.fixture
 def ahead(generator):
     """Function: generation of two passes, three batches ahead of the training, from the beginning."""
-    made = []
+    opened = []
 
-    def make(labels, sampler=None, *, partial=False):
+    def make(inner, *, partial=False):
         train = SimpleNamespace(
             async_queue_size=3, max_lag=None, partial_rollout_enable=partial, num_episodes=2
         )
-        handed = GenerationAhead(generator(labels, sampler), SimpleNamespace(train=train), 0, 0)
-        made.append(handed)
+        handed = GenerationAhead(inner, SimpleNamespace(train=train), 0, 0)
+        opened.append(handed)
         return handed
 
     yield make
-    for handed in made:
+    for handed in opened:
         handed.close()
-        handed._thread.join()  # or it would ask the engine of the next test
+    for thread in threading.enumerate():
+        if thread.name == THREAD:
+            thread.join()  # or it would ask the engine of the next test
+
+
+def counting(inner):
+    """The batches that a generator has made, from now on."""
+    made = []
+    generate = inner.generate_samples
+
+    def counted(**options):
+        result = generate(**options)
+        made.append(result)
+        return result
+
+    inner.generate_samples = counted
+    return made
 
 
 def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_ahead_of_it(
     generator, ahead
 ):
     labels = [MIXED] * 8
-    handed = ahead(labels, Resting(a_round=3))
+    inner = generator(labels, Resting(a_round=3))
+    made = counting(inner)
+    handed = ahead(inner)
     assert draw(handed)[0] == "12"
-    until(lambda: len(handed._results) == 3)  # the second to the fourth are made
+    until(lambda: len(made) == 4)
     assert handed.last_batch.snapshot.generated == 3 * GROUP  # a round is of three prompts
     resumed = continued(generator(labels, Resting(a_round=3)), handed.last_batch.snapshot)
     assert draw(resumed)[0] == draw(handed)[0]
@@ -539,16 +558,18 @@ def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_
     ("partial", "calls"), [(False, []), (True, ["pause_generation", "resume_generation"])]
 )
 def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(
-    ahead, engine, partial, calls
+    generator, ahead, engine, partial, calls
 ):
-    handed = ahead([MIXED] * 2, partial=partial)
+    inner = generator([MIXED] * 2)
+    handed = ahead(inner, partial=partial)
     with handed.updating():  # of a resume: the engines get the weights of the checkpoint
         pass
-    assert (handed._generator.filler.version, ray.get(engine.recorded.remote())) == (0, [])
+    assert inner.filler.version == 0
+    assert ray.get(engine.recorded.remote()) == []
     draw(handed)
     with handed.updating():
         pass
-    assert handed._generator.filler.version == 1
+    assert inner.filler.version == 1
     assert [call for call in ray.get(engine.recorded.remote()) if isinstance(call, str)] == calls
 
 

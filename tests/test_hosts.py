@@ -51,18 +51,14 @@ def test_what_a_trainer_lacks_is_refused_with_its_name_and_reason(host):
         assert bool(line) == bool(lacking)
         if lacking:
             [capability] = lacking
-            reason = re.escape(
-                f"{capability.value}; {host.name} does not: {host.lacks[capability]}"
-            )
-            assert re.match(
-                rf"strategy='{name}' needs a trainer that {reason}; use strategy=", line
-            )
+            assert line.startswith(f"strategy='{name}' ")
+            for piece in (host.name, host.lacks[capability], "; use strategy="):
+                assert piece in line
     line = rules.refusal(rules.Plan(dbb, host=host, others=[Replay(samples=1)]))
     assert bool(line) == (Capability.EXTRA_ROWS in host.lacks)
-    assert (
-        not line
-        or f"{host.name} does not: {host.lacks[Capability.EXTRA_ROWS]}; leave it out" in line
-    )
+    if line:
+        for piece in (host.name, host.lacks[Capability.EXTRA_ROWS], "; leave it out"):
+            assert piece in line
 
 
 @pytest.mark.parametrize(
@@ -71,9 +67,7 @@ def test_what_a_trainer_lacks_is_refused_with_its_name_and_reason(host):
 def test_a_setting_that_asks_a_trainer_for_what_it_lacks_is_refused(name, value):
     settings = Settings(estimator="dbb", **{name: value})
     poor = Host("a trainer", dict.fromkeys(Capability, "it is fixed"), {})
-    with pytest.raises(
-        ValueError, match=rf"{name}\S* needs .*a trainer does not: it is fixed; leave it out"
-    ):
+    with pytest.raises(ValueError, match=rf"{name}\S* .*a trainer .*it is fixed; leave it out"):
         settings.check(poor, {})
     settings.check(Host("a trainer", {}, {}), {})
     Settings(estimator="dbb").check(poor, {})

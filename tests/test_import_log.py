@@ -283,9 +283,8 @@ def test_missing_partial_and_large_rewards_are_imported_with_a_memory_that_takes
                                   ("right", [1, 0, None], "auto")):  # fmt: skip
         file = written(tmp_path / f"{name}.jsonl", [row(1, "p", reward) for reward in rewards])
         code, out = imported(file, name=name)
-        assert (
-            code == 0 and f"run '{name}': 1 steps, 1 prompts, 3 rollouts, memory {memory};" in out
-        )
+        assert code == 0
+        assert re.search(rf"'{name}': 1 steps.* 3 rollouts.* memory {memory};", out)
         assert re.search(r"1 rows have no reward, first .*line 3; 0 steps left out", out)
         run = imported.store.find_run(name)
         assert run.estimator == "point" and run.parameters == {"memory": memory}

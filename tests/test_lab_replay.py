@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sqlite3
 
 import numpy as np
@@ -268,9 +269,7 @@ def test_a_class_of_the_working_folder_is_a_candidate_and_the_advice_names_it_so
         == "use next: --estimator my_mean:Mine"
     )
     assert main(["lab", "replay", "--store.url", store.url, "--estimators", "no:Mine"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "error: estimator 'no:Mine' cannot be imported: ModuleNotFoundError: No"
-    )
+    assert re.match(r"error: .*'no:Mine' .*ModuleNotFoundError: ", capsys.readouterr().err)
 
 
 def test_scores_of_minus_1_and_1_are_not_replayed_though_their_sums_could_be_successes(

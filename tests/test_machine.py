@@ -164,7 +164,7 @@ def test_only_a_late_start_is_put_down_to_a_busy_machine_and_the_logs_are_where_
         ray, "init", lambda **_: (_ for _ in ()).throw(PermissionError("may not write"))
     )
     with pytest.raises(
-        RunError, match=r"may not write Its logs are in /elsewhere/ray/session_latest/logs$"
+        RunError, match=r"may not write .*logs .*/elsewhere/ray/session_latest/logs$"
     ):
         ray_start.init()
 
@@ -175,9 +175,7 @@ def test_a_folder_whose_sockets_have_too_long_a_path_is_refused_before_ray_start
 ):
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setenv(variable, "/tmp/" + "a" * 90)
-    with pytest.raises(
-        UsageError, match=rf"^{variable} /tmp/a+ is \d+ bytes too long .*; set RAY_TMPDIR"
-    ):
+    with pytest.raises(UsageError, match=rf"^{variable} /tmp/a+ .*\d+ bytes too long.*RAY_TMPDIR"):
         ray_start.check_socket_path()
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # that cluster has a folder of its own
     ray_start.check_socket_path()

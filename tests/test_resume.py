@@ -84,13 +84,9 @@ def test_without_any_whole_checkpoint_the_resume_is_refused_and_nothing_is_lost(
     for manifest in (folder / "runs/mine/checkpoints/_actor").glob("*/manifest.json"):
         manifest.write_bytes(b"")
     result = lane.train(folder, *FLAGS, *flags, "--train.num_episodes", "4")
-    assert result.error.startswith(
-        "--resume mine: checkpoint global_step6 is damaged: its manifest.json is not what was written; "
-    )
-    assert (
-        "the run has recorded global_step2 (step 2), global_step4 (step 4), global_step6 (step 6)"
-        in result.error
-    )
+    assert re.match("--resume mine: .*global_step6 is damaged.*manifest.json", result.error)
+    recorded = ", ".join(f"global_step{step} (step {step})" for step in (2, 4, 6))
+    assert recorded in result.error
     assert "--warm_start mine" in result.error
     check_posteriors(folder, steps=6)
 
@@ -130,8 +126,9 @@ def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, acto
     last = (folder / "log").read_text().splitlines()[-1]
     assert last.startswith(f"{line}{part.pid} on host ")
     assert "has died: killed or crashed" in last
-    assert "; run mine has not finished, its last checkpoint is global_step" in last
-    trace = last.split("; continue it with --resume mine; traces are in ")[1]
+    [trace] = re.findall(
+        r"run mine .*checkpoint .*global_step\d+; .*--resume mine; .* (/\S+)$", last
+    )
     assert "Traceback" in Path(trace).read_text()
     _, alive = psutil.wait_procs(started, timeout=20)
     assert alive == []

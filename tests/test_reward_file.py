@@ -1,6 +1,7 @@
 """A reward file is tried before a training: a broken one is refused, and one that pays for the prompt warns."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -29,10 +30,9 @@ def test_what_is_no_reward_is_refused_in_the_same_words(value):
     with pytest.raises(RunError) as refused:
         reward_file.checked(value, "mine")
     shown = " ".join(repr(value).split())[:80]
-    assert (
-        str(refused.value)
-        == f'mine returned {shown}; return {{"rewards": [one number or None for each response]}}'
-    )
+    problem, way_on = str(refused.value).rsplit("; ", 1)
+    assert problem == f"mine returned {shown}"
+    assert way_on.startswith('return {"rewards": [')
 
 
 @pytest.mark.parametrize(
@@ -68,54 +68,36 @@ def check(tmp_path):
     [
         (
             "\ndef reward_func(queries:\n",
-            "{} failed: SyntaxError: '(' was never closed (mine.py, line 2)",
+            r"^/.*mine.py failed: SyntaxError: .* \(mine.py, line 2\)",
         ),
-        (
-            "import os\nos._exit(7)\n",
-            "reward_func of mine.py: its process ended; call it by hand (docs/rewards.md)",
-        ),
-        (
-            "reward_func = 5\n",
-            "{} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)",
-        ),
-        (
-            returning("1 / 0"),
-            "reward_func of mine.py failed: ZeroDivisionError: division by zero (mine.py, line 3)",
-        ),
+        ("import os\nos._exit(7)\n", r"reward_func of mine.py: .*ended; call it by hand"),
+        ("reward_func = 5\n", r"^/.*mine.py has no reward_func; define reward_func\("),
+        (returning("1 / 0"), r"of mine.py failed: ZeroDivisionError: .* \(mine.py, line 3\)"),
         (
             returning("sys.exit('no\\nkey')"),
-            "reward_func of mine.py failed: SystemExit: no key (mine.py, line 3)",
+            r"of mine.py failed: SystemExit: no key \(mine.py, line 3\)",
         ),
-        (
-            returning("{'rewards': None}"),
-            "reward_func of mine.py returned None for all responses that were tried",
-        ),
-        (
-            returning("{'rewards': [0.5]}"),
-            "score 0.5 of reward_func of mine.py is not 0 or 1, as memory 'dbb' needs",
-        ),
+        (returning("{'rewards': None}"), r"of mine.py returned None for all responses"),
+        (returning("{'rewards': [0.5]}"), r"score 0.5 .*mine.py .*0 or 1, .*memory 'dbb'"),
     ],
 )
-def test_a_broken_file_is_refused_in_one_line(check, tmp_path, source, problem):
-    with pytest.raises(UsageError) as refused:
+def test_a_broken_file_is_refused_in_one_line(check, source, problem):
+    with pytest.raises(UsageError, match=problem) as refused:
         check(source)
-    assert str(refused.value).startswith(problem.replace("{}", f"{tmp_path}/mine.py", 1))
     assert "\n" not in str(refused.value)
 
 
 def test_a_score_that_the_memory_beside_an_estimator_does_not_take_is_refused(check):
     with pytest.raises(
         UsageError,
-        match=r"score -1 of reward_func of mine.py.*memory 'auto'.*--point.memory gaussian",
+        match=r"score -1 .*mine.py.*memory 'auto'.*--point.memory gaussian",
     ):
         check(returning("{'rewards': [-1]}"), estimator="point")
 
 
 def test_a_function_that_hangs_is_refused_also_with_a_child_that_stays(check, monkeypatch):
     monkeypatch.setattr(reward_file, "LIMIT_S", 1.0)
-    with pytest.raises(
-        UsageError, match=r"^reward_func of mine.py: no reply within 1.0 s; call it by hand"
-    ):
+    with pytest.raises(UsageError, match=r"^reward_func of mine.py: .*\b1.0 s; call it by hand"):
         check("import os, time\ndef reward_func(*_):\n    os.fork()\n    time.sleep(1000)\n")
 
 
@@ -133,9 +115,7 @@ def test_a_file_that_works_is_accepted_whatever_else_it_does(check, tmp_path, mo
 
 def test_a_reward_that_pays_for_the_prompt_is_named_with_the_share(check):
     [warning] = check(CONTAINS, ["5 or 7?", "2 + 3 ="] * 2, ["5", "5"] * 2)
-    assert warning.startswith(
-        "mine.py, given the prompt itself as the response, scores 50% of 4 sampled prompts"
-    )
+    assert re.search(r"^mine.py, .*the prompt itself.*\b50% of 4 sampled prompts", warning)
     prompts = [f"{number}?" for number in range(1000)]
     assert (
         "100% of 16 sampled prompts"

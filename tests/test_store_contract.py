@@ -167,9 +167,7 @@ def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, run
         {"shared": {"a": np.array([np.nextafter(2, 3)])}},
         {"policy_version": np.array([0.0, 0.0, NAN])},
     ):
-        with pytest.raises(
-            StoreError, match=r"step 1 of run 'run' is already recorded with different .* to step 0"
-        ):
+        with pytest.raises(StoreError, match=r"step 1 of run 'run' .*different .* to step 0"):
             run.record_step(1, dataclasses.replace(rows, **other))
     assert fill.dump(store) == before
     fill.step(run, 2, ids, [4, 1, 0])
@@ -475,9 +473,7 @@ def test_run_wide_state_comes_back_bit_for_bit(url, fill):
 
 
 def test_metrics_are_numbers_with_seven_digits(store, run, ids, fill):
-    with pytest.raises(
-        StoreError, match="metrics are of step 1, run 'run' is at step 0; record the step first"
-    ):
+    with pytest.raises(StoreError, match=r"metrics .*step 1, run 'run' .*step 0; record the step"):
         run.record_metrics(1, {"kl": 0.1})
     fill.step(run, 1, ids, [1, 2, 3])
     metrics = {

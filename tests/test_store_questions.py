@@ -95,11 +95,9 @@ def test_what_explain_cannot_show_it_says(url, capsys):
         and "none of its rollouts is kept" in out
     )
     code, out = ran(capsys, "explain", "run", 2, ids["p"], "--store.url", url)
-    assert (
-        code == 2
-        and f"no group of prompt {ids['p']} at step 2; openrlhf-dbb history {ids['p']} 1 lists"
-        in out
-    )
+    assert code == 2
+    number = ids["p"]
+    assert re.search(rf"prompt {number} at step 2; openrlhf-dbb history {number} 1\b", out)
 
 
 # ---- prompts

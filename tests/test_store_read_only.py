@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -57,16 +58,14 @@ def test_a_store_in_a_folder_that_is_read_only_is_read_and_not_written(closed, m
     closed.parent.chmod(0o555)
     steps, refused = read(closed)
     assert steps == "steps 3"
-    assert refused.startswith(f"refused {closed}: the file or its folder is read-only here; make ")
+    assert re.match(rf"refused {closed}: .*read-only.*; make ", refused)
     assert os.listdir(closed.parent) == ["a.db"]
 
 
 def test_a_store_in_a_folder_that_may_not_be_entered_is_refused_in_one_line(closed):
     closed.parent.chmod(0o700)
     (refused,) = read(closed)
-    assert refused.startswith(
-        f"refused there is no store at {closed}; check the path and the rights"
-    )
+    assert re.match(rf"refused .*no store at {closed}; check the path", refused)
 
 
 def test_a_training_on_a_read_only_store_is_refused_in_one_line(closed):

@@ -53,13 +53,21 @@ def test_inclusion_probabilities_are_in_proportion_to_the_values_above_the_floor
     assert found.sum() == pytest.approx(batch)
 
 
+def draw_evenly(sampler):
+    """Bring a sampler to even draws: in its first pass the posterior's draws have too few mixed groups."""
+    outcomes(sampler, {20, 30, 40}, 4)
+    sampler.end_pass()
+    assert "drawn evenly" in sampler.note
+
+
 @pytest.mark.parametrize("evenly", [False, True])
 def test_a_prompt_without_any_score_is_drawn_at_the_floor(evenly):
     """Of four prompts the first would vary most; two of them are drawn, a fifth of the draws at the floor."""
     expected = predictive((1, 1), (1, 9), (1, 9), (1, 9))
     expected = dataclasses.replace(expected, unverified=np.array([True, False, False, False]))
     sampler = PosteriorSampling(floor=0.2).sampler(FACTS)
-    sampler._evenly = evenly
+    if evenly:
+        draw_evenly(sampler)
     inclusions = {}
     for _ in range(60):
         drawn = sampler.next_prompt(lambda: expected)

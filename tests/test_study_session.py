@@ -1,5 +1,7 @@
 """Runs that share engines: nothing carries over from one to the next."""
 
+import re
+
 import pytest
 from trainings import SMALL, rows
 
@@ -29,8 +31,8 @@ def test_a_lane_answers_every_line_and_continues_after_an_error(trained):
     answers, folder = trained
     destroyed, refused, after, longer = (answer.error for answer in answers)
     assert destroyed is None and after is None, answers
-    assert "--train.batch_size 33: a step's rollouts are no multiple of a batch" in refused
-    assert "max_model_len = 48, but the session's has 32; train it on its own" in longer
+    assert re.search(r"--train.batch_size 33: .*multiple", refused)
+    assert re.search(r"max_model_len = 48, .*\b32; train it on its own", longer)
     assert "Traceback" not in "".join(answer.output for answer in answers)
     finished = rows(
         folder, "SELECT name, method, last_step FROM runs WHERE status = 'finished' ORDER BY name"

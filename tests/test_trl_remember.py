@@ -625,9 +625,7 @@ def test_two_labels_of_one_prompt_are_refused_unless_images_differ(model, tmp_pa
     columns = {"prompt": TEXTS[:1] * 4, "answer": ["0", "2", "4", "6"]}
     ours = {"store": store_of(tmp_path), "label_column": "answer", "estimator": "point"}
     asked = arguments(tmp_path, eval_strategy="no")
-    with pytest.raises(
-        ValueError, match="row 2: its label is '2', but the same prompt in row 1 has '0'"
-    ):
+    with pytest.raises(ValueError, match=r"row 2: .*'2', .*row 1 has '0'"):
         PosteriorGRPOTrainer(
             model, correct, asked, Dataset.from_dict(columns), run_name="text", **ours
         )

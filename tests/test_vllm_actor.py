@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -56,7 +57,7 @@ def groups(
     actor = StrictRolloutActor.__new__(StrictRolloutActor)
     actor.executor = executor
     actor.generate = generate
-    actor._tokenizer = tokenizer or Letters()
+    actor.use_tokenizer(tokenizer or Letters())
     return asyncio.run(actor.generate_groups(prompts, SAMPLING | changes, samples, max_length))
 
 
@@ -197,7 +198,7 @@ def reason(**arguments):
 
 
 def test_an_engine_that_does_not_start_gives_its_reason(ray_node):
-    assert reason() == "vLLM did not start: AssertionError: Error in memory profiling."
+    assert re.match(r"vLLM did not start: AssertionError: .*memory profiling", reason())
 
 
 @pytest.mark.long

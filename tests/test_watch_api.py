@@ -403,13 +403,16 @@ def changed(store, statement, **values):
 
 
 def test_runs_are_described_once_however_many_there_are(store, fill, monkeypatch):
-    monkeypatch.setattr(api_module, "_KEPT_ANSWERS", 2)
+    monkeypatch.setattr(api_module, "KEPT_ANSWERS", 2)
     runs = [fill.run(store, f"run {number}") for number in range(4)]
     described = []
-    numbers = api_module._numbers
-    monkeypatch.setattr(
-        api_module, "_numbers", lambda *of: described.append(of[1].name) or numbers(*of)
-    )
+    overview = api_module.overview
+
+    def watched(store, run):
+        described.append(run.name)
+        return overview(store, run)
+
+    monkeypatch.setattr(api_module, "overview", watched)
     asked = asking(store, runs[0].record)
     for _ in range(3):
         assert len(asked("state")["runs"]) == 4
@@ -425,7 +428,7 @@ def test_the_answer_asked_for_last_stays(store, fill, monkeypatch):
     run = fill.run(store)
     ids = fill.prompts(store, 1)
     fill.step(run, 1, ids, [1])
-    monkeypatch.setattr(api_module, "_KEPT_ANSWERS", 3)  # the list of runs is one of them
+    monkeypatch.setattr(api_module, "KEPT_ANSWERS", 3)  # the list of runs is one of them
     made = []
     series_of = curves.series
     monkeypatch.setattr(curves, "series", lambda *of: made.append(1) or series_of(*of))

@@ -13,6 +13,8 @@ import ray
 
 from openrlhf_dbb.actors.generation import Generated, RolloutBatch, RolloutGenerator
 
+THREAD = "generation ahead"
+
 
 class GenerationAhead:
     """Makes batches ahead of the training, at most ``--train.async_queue_size``; the trainer gets them in that order.
@@ -41,7 +43,9 @@ class GenerationAhead:
         """Return the next batch of :meth:`RolloutGenerator.generate_samples`, or raise its error."""
         if self._thread is None:
             # A daemon, since the end of the training must not wait for a batch.
-            self._thread = threading.Thread(target=self._run, args=(generate_kwargs,), daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(generate_kwargs,), name=THREAD, daemon=True
+            )
             self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._results or self._ended)

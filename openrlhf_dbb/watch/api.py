@@ -22,7 +22,7 @@ from openrlhf_dbb.watch import curves, history, prompts, queries
 from openrlhf_dbb.watch.history import Pool
 
 EVERY_S = 0.5  # the list of runs is read at most this often, however many clients ask
-_KEPT_ANSWERS = 1000
+KEPT_ANSWERS = 1000
 
 
 class NoSuchAnswer(StoreError):
@@ -60,7 +60,7 @@ class Api:
             if kept is None:
                 kept = SimpleNamespace(lock=threading.Lock(), version=None, content=None)
             self._kept[key] = kept
-            if len(self._kept) > _KEPT_ANSWERS:  # a client may ask for any number of paths
+            if len(self._kept) > KEPT_ANSWERS:  # a client may ask for any number of paths
                 del self._kept[next(iter(self._kept))]
         # The lock of one answer: a slow answer does not hold up the others.
         with kept.lock:
