@@ -39,7 +39,6 @@ TRL = Host(
     name="TRL",
     lacks={
         Capability.PROBE: "it trains on every rollout of a batch",
-        Capability.READ: "a reward function of it returns numbers alone",
     },
     tested={
         "every estimator": "test_trl_features.py::test_every_estimator_gives_what_it_gives_in_ones_own_loop",
@@ -57,6 +56,7 @@ TRL = Host(
         "groups by source": "test_trl_features.py::test_known_pass_rates_and_sources_are_columns_of_the_data_set",
         "exact resume": "test_trl.py::test_a_resume_in_a_later_pass_is_as_the_unbroken_run_bit_for_bit",
         "held-out evaluation": "test_trl.py::test_an_evaluation_changes_no_posterior_and_is_stored",
+        "what the verifier read": "test_trl_features.py::test_what_a_reward_function_logs_as_read_is_stored",
         "explain": "test_trl_features.py::test_explain_and_the_page_show_a_step",
         "page": "test_trl_features.py::test_explain_and_the_page_show_a_step",
     },

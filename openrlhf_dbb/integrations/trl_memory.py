@@ -46,6 +46,9 @@ from openrlhf_dbb.storage import TRAINING
 
 _log = own_log(__name__)
 
+READ = "read"
+"""The column of TRL's table of completions in which a reward function tells what it read, by TRL's ``log_extra``."""
+
 
 class Response(NamedTuple):
     """What TRL has generated for a row of its batch.
@@ -54,6 +57,7 @@ class Response(NamedTuple):
         truncated: whether it was cut at the limit of tokens.
         trained: TRL has not masked it.
         advantage: TRL's own.
+        read: what the verifier read, where a reward function tells it.
     """
 
     key: Key
@@ -62,6 +66,7 @@ class Response(NamedTuple):
     trained: bool
     advantage: float
     text: str
+    read: str | None
 
 
 class Filled(NamedTuple):
@@ -97,6 +102,7 @@ class Memory:
         lengths_B: tokens of each completion of the last batch to train on, on this process.
         scored: what TRL has just scored: rewards (R, F), and this process's B responses, as ids and
             as texts or messages.
+        reads: (B,) what the verifier read of these, where a reward function has logged it; else empty.
         is_spent: the limit of rollouts allows no further batch.
         generation: of the batch that is being filled; None: TRL's own.
         samples: of a held-out prompt's responses the verifier's score (NaN where missing), the length, whether it
@@ -146,6 +152,7 @@ class Memory:
         self._logged: tuple[int, dict[str, float]] = (0, {})
         self._opened: shared.Steps | None = None
         self.scored: tuple[torch.Tensor, Any, Any] | None = None
+        self.reads: list[Any] = []
         self.samples: dict[Key, list[tuple[float, int, bool]]] = {}
         self.evaluated: tuple[int, dict[str, storage.EvaluationRows]] = (-1, {})
         model = getattr(trainer.model, "config", None)
@@ -311,13 +318,31 @@ class Memory:
             trained_B = output["completion_mask"].any(dim=1).tolist()
             advantages_B = output["advantages"].tolist()
             texts_B = [response_text(completion) for completion in completions_B]
-            rows_B = zip(inputs, ids_B, trained_B, advantages_B, texts_B, strict=True)
+            reads_B = self._reads(len(texts_B))
+            rows_B = zip(inputs, ids_B, trained_B, advantages_B, texts_B, reads_B, strict=True)
             return [
-                Response(self._key(row), len(ids), self._is_cut(ids), trained, advantage, text)
-                for row, ids, trained, advantage, text in rows_B
+                Response(
+                    self._key(row), len(ids), self._is_cut(ids), trained, advantage, text, read
+                )
+                for row, ids, trained, advantage, text, read in rows_B
             ]
 
         return gathered(mine)
+
+    def _reads(self, responses: int) -> list[str | None]:
+        """Return what the verifier read of each response of this process; None where nobody tells.
+
+        Raises:
+            ValueError: several reward functions tell it.
+        """
+        if not self.reads:
+            return [None] * responses
+        if len(self.reads) != responses:
+            problem = (
+                f'log_extra("{READ}", ...) got {len(self.reads)} values for {responses} completions'
+            )
+            raise ValueError(f"{problem}; log it from one reward function, one text for each")
+        return [str(read) if read else None for read in self.reads]
 
     def observe(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> None:
         """Do one more step of the posteriors, with what TRL has generated and scored."""
@@ -401,6 +426,7 @@ class Memory:
         return replace(
             extras,
             tokens=[response.tokens for response in responses_R],
+            read=[response.read for response in responses_R],
             trained=trained_R & (np.arange(len(responses_R)) < batch),
             responses=texts,
         )
