@@ -123,3 +123,41 @@ def test_two_functions_that_tell_what_was_read_are_refused(model, tmp_path):
     made = trainer(model, tmp_path, [one, other], data=prompts(4), max_steps=1, ours=ours)
     with pytest.raises(ValueError, match=r"log_extra\(\"read\".*; log it from one reward function"):
         made.train()
+
+
+@pytest.mark.parametrize("strategy", ["plain", "dynamic"])
+def test_chosen_prompts_are_probed_and_probes_train_nothing(model, tmp_path, strategy):
+    """Of ten probe samples of a prompt, generated eight and two at a time, half are right."""
+    asked = []
+
+    def half_right(completions, answer, **_):
+        asked.append(len(completions))
+        return [float(place % 2) for place in range(len(completions))]
+
+    ours = {
+        "label_column": "answer",
+        "strategy": strategy,
+        "probe_fraction": 1.0,
+        "probe_samples": 10,
+    }
+    made = trainer(
+        model, tmp_path, half_right, data=prompts(4), max_steps=1, ours=ours,
+        per_device_train_batch_size=2 * ROLLOUTS, gradient_accumulation_steps=1,
+    )  # fmt: skip
+    made.train()
+    assert asked == [2 * ROLLOUTS, 8, 2, 8, 2] and ROLLOUTS == 4
+    found = rows(tmp_path, "SELECT samples, successes FROM probes")
+    assert found == [(10, 5.0), (10, 5.0)]
+    assert rows(tmp_path, "SELECT generated, trained FROM dbb_step") == [(8, 8)]
+    [(metrics,)] = rows(tmp_path, "SELECT metrics FROM steps")
+    assert json.loads(metrics)["probe/groups"] == 2
+    assert {len(made._logs[name]) for name in ("prompt", "completion", "advantages")} == {8}
+    assert len(made._logs["extra"]["posterior_mean"]) == 8
+    # The prior's 2 rollouts, halved, and the group's 4
+    assert rows(tmp_path, "SELECT alpha + beta FROM dbb_history") == [(5.0,), (5.0,)]
+
+
+def test_remember_probes_nothing(model, tmp_path):
+    made = GRPOTrainer(model, [Reward()], arguments(tmp_path), prompts())
+    with pytest.raises(ValueError, match=r"probe_fraction = 0\.5 changes a training"):
+        remember(made, run_name="run", probe_fraction=0.5)

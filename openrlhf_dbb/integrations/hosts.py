@@ -37,9 +37,7 @@ OPENRLHF = Host(
 _TRL_STRATEGIES = "test_trl_strategies.py"
 TRL = Host(
     name="TRL",
-    lacks={
-        Capability.PROBE: "it trains on every rollout of a batch",
-    },
+    lacks={},
     tested={
         "every estimator": "test_trl_features.py::test_every_estimator_gives_what_it_gives_in_ones_own_loop",
         "every advantage form": "test_trl.py::test_every_form_gives_what_it_gives_in_ones_own_loop",
@@ -51,6 +49,7 @@ TRL = Host(
         ),
         "replay (RePO)": f"{_TRL_STRATEGIES}::test_a_resume_replays_the_same_rows_bit_for_bit",
         "thinning": "test_trl_features.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
+        "probes": "test_trl_features.py::test_chosen_prompts_are_probed_and_probes_train_nothing",
         "warm start": "test_trl.py::test_remember_changes_the_store_alone",
         "known pass rates": "test_trl_features.py::test_known_pass_rates_and_sources_are_columns_of_the_data_set",
         "groups by source": "test_trl_features.py::test_known_pass_rates_and_sources_are_columns_of_the_data_set",

@@ -281,7 +281,7 @@ def remember(trainer: GRPOTrainer, **ours: Any) -> None:
             raise ValueError(f"remember has no setting {name!r}{near}; give {', '.join(names)}")
     settings = Settings(**{"estimator": "point", **ours})
     _ = settings.built  # a wrong name is refused first
-    for name in ("strategy", "form", "replay", "max_rollouts"):
+    for name in ("strategy", "form", "replay", "max_rollouts", "probe_fraction"):
         value = getattr(settings, name)
         if value != getattr(Settings, name):
             raise ValueError(
