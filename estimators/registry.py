@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoints, entry_points
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 _Base = TypeVar("_Base")
 _Class = TypeVar("_Class", bound=type[Any])
+_Owner = TypeVar("_Owner", bound="Owner")
 
 Refusal = str | None
 """One line that names the settings and says what to do; None: nothing is wrong."""
@@ -36,7 +37,7 @@ class Owner:
     name: ClassVar[str]
     rules: ClassVar[tuple[Rule, ...]] = ()
 
-    def derived(self, training: Any) -> Self:
+    def derived(self: _Owner, training: Any) -> _Owner:
         """Return the owner with the parameters that follow from a training, by default as it is.
 
         Args:

@@ -9,6 +9,7 @@ from test_trl import ROLLOUTS, GRPOTrainer, Reward, arguments, prompts, remember
 from trainings import check_questions, in_ones_own_loop, rows
 
 from openrlhf_dbb import estimators
+from openrlhf_dbb.rewards.for_trl import math_answer
 
 model = test_trl.model  # fixtures
 watched = test_trl.watched
@@ -97,3 +98,84 @@ def test_known_pass_rates_and_sources_are_columns_of_the_data_set(model, tmp_pat
     made.train()
     [(metrics,)] = rows(tmp_path, "SELECT metrics FROM steps")
     assert {"source/sums/groups", "source/other/groups"} & set(json.loads(metrics))
+
+
+@pytest.mark.parametrize("strategy", ["plain", "dynamic"])
+def test_what_a_reward_function_logs_as_read_is_stored(model, tmp_path, strategy):
+    def half_right(completions, log_extra, **_):
+        log_extra(
+            "read", [f"of {text}" if place % 2 else "" for place, text in enumerate(completions)]
+        )
+        return [float(place % 2) for place in range(len(completions))]
+
+    ours = {"label_column": "answer", "strategy": strategy, "keep_rollouts": None}
+    made = trainer(model, tmp_path, half_right, data=prompts(4), max_steps=1, ours=ours)
+    made.train()
+    kept = rows(tmp_path, "SELECT text, score, read FROM rollouts")
+    assert kept and {score for _, score, _ in kept} == {0.0, 1.0}
+    for text, score, read in kept:
+        assert read == (f"of {text}" if score else None)
+
+
+def test_our_verifier_tells_trl_what_it_read():
+    logged = {}
+    scores = math_answer(
+        prompts=["1 + 2 = ", [{"role": "user", "content": "2 + 2 = "}]],
+        completions=["\\boxed{3}", [{"role": "assistant", "content": "no idea"}]],
+        label=["3", "4"],
+        log_extra=logged.__setitem__,
+    )
+    assert scores == [1.0, 0.0]
+    assert logged["read"][0] == "3" and logged["read"][1].startswith("no answer")
+
+
+def test_two_functions_that_tell_what_was_read_are_refused(model, tmp_path):
+    def one(completions, log_extra, **_):
+        log_extra("read", ["x"] * len(completions))
+        return [0.0] * len(completions)
+
+    def other(completions, log_extra, **_):
+        return one(completions, log_extra)
+
+    ours = {"label_column": "answer", "verifier": "one"}
+    made = trainer(model, tmp_path, [one, other], data=prompts(4), max_steps=1, ours=ours)
+    with pytest.raises(ValueError, match=r"log_extra\(\"read\".*; log it from one reward function"):
+        made.train()
+
+
+@pytest.mark.parametrize("strategy", ["plain", "dynamic"])
+def test_chosen_prompts_are_probed_and_probes_train_nothing(model, tmp_path, strategy):
+    """Of ten probe samples of a prompt, generated eight and two at a time, half are right."""
+    asked = []
+
+    def half_right(completions, answer, **_):
+        asked.append(len(completions))
+        return [float(place % 2) for place in range(len(completions))]
+
+    ours = {
+        "label_column": "answer",
+        "strategy": strategy,
+        "probe_fraction": 1.0,
+        "probe_samples": 10,
+    }
+    made = trainer(
+        model, tmp_path, half_right, data=prompts(4), max_steps=1, ours=ours,
+        per_device_train_batch_size=2 * ROLLOUTS, gradient_accumulation_steps=1,
+    )  # fmt: skip
+    made.train()
+    assert asked == [2 * ROLLOUTS, 8, 2, 8, 2] and ROLLOUTS == 4
+    found = rows(tmp_path, "SELECT samples, successes FROM probes")
+    assert found == [(10, 5.0), (10, 5.0)]
+    assert rows(tmp_path, "SELECT generated, trained FROM dbb_step") == [(8, 8)]
+    [(metrics,)] = rows(tmp_path, "SELECT metrics FROM steps")
+    assert json.loads(metrics)["probe/groups"] == 2
+    assert {len(made._logs[name]) for name in ("prompt", "completion", "advantages")} == {8}
+    assert len(made._logs["extra"]["posterior_mean"]) == 8
+    # The prior's 2 rollouts, halved, and the group's 4
+    assert rows(tmp_path, "SELECT alpha + beta FROM dbb_history") == [(5.0,), (5.0,)]
+
+
+def test_remember_probes_nothing(model, tmp_path):
+    made = GRPOTrainer(model, [Reward()], arguments(tmp_path), prompts())
+    with pytest.raises(ValueError, match=r"probe_fraction = 0\.5 changes a training"):
+        remember(made, run_name="run", probe_fraction=0.5)

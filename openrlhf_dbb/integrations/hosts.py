@@ -41,11 +41,7 @@ OPENRLHF = Host(
 _TRL_STRATEGIES = "test_trl_strategies.py"
 TRL = Host(
     name="TRL",
-    lacks={
-        Capability.PROBE: "it trains on every rollout of a batch",
-        Capability.READ: "a reward function of it returns numbers alone",
-        Capability.RECORD: "its integration records no rollouts yet",
-    },
+    lacks={Capability.RECORD: "its integration records no rollouts yet"},
     tested={
         "every estimator": "test_trl_features.py::test_every_estimator_gives_what_it_gives_in_ones_own_loop",
         "every advantage form": "test_trl.py::test_every_form_gives_what_it_gives_in_ones_own_loop",
@@ -59,11 +55,13 @@ TRL = Host(
         "strategy shares": "test_trl_features.py::test_sources_have_their_shares_of_each_batch",
         "replay (RePO)": f"{_TRL_STRATEGIES}::test_a_resume_replays_the_same_rows_bit_for_bit",
         "thinning": "test_trl_features.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
+        "probes": "test_trl_features.py::test_chosen_prompts_are_probed_and_probes_train_nothing",
         "warm start": "test_trl.py::test_remember_changes_the_store_alone",
         "known pass rates": "test_trl_features.py::test_known_pass_rates_and_sources_are_columns_of_the_data_set",
         "groups by source": "test_trl_features.py::test_known_pass_rates_and_sources_are_columns_of_the_data_set",
         "exact resume": "test_trl.py::test_a_resume_in_a_later_pass_is_as_the_unbroken_run_bit_for_bit",
         "held-out evaluation": "test_trl.py::test_an_evaluation_changes_no_posterior_and_is_stored",
+        "what the verifier read": "test_trl_features.py::test_what_a_reward_function_logs_as_read_is_stored",
         "explain": "test_trl_features.py::test_explain_and_the_page_show_a_step",
         "page": "test_trl_features.py::test_explain_and_the_page_show_a_step",
     },

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -47,6 +47,8 @@ ASKING = {  # settings that ask a trainer for more, where they are given
 
 SAVED = "posteriors.json"  # in a checkpoint; no pickle, which could run code
 DRAWS = "draws.json"  # likewise
+
+_Settings = TypeVar("_Settings", bound="Settings")
 
 RowRequest = Request[int]
 RowAnswer = Answer[Any]
@@ -147,12 +149,12 @@ class Settings:
         )
 
     def check(
-        self,
+        self: _Settings,
         host: Host,
         names: Mapping[str, str],
         group: int | None = None,
         **more: Any,
-    ) -> Self:
+    ) -> _Settings:
         """Return the settings with the parameters that follow from the training.
 
         Args:
@@ -191,7 +193,7 @@ class Settings:
             **more,
         )
 
-    def _derived(self, plan: Plan) -> Self:
+    def _derived(self: _Settings, plan: Plan) -> _Settings:
         """Return settings whose estimator and strategy have set what follows from the plan."""
         estimator, strategy = self.built
         of_strategy = differing(strategy, strategy.derived(plan))

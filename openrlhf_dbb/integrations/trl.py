@@ -29,7 +29,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.trainer.utils import RepeatSampler  # noqa: E402
 
-from openrlhf_dbb.integrations.trl_memory import Memory  # noqa: E402
+from openrlhf_dbb.integrations.trl_memory import READ, Memory  # noqa: E402
 from openrlhf_dbb.integrations.trl_passive import PassiveMemory  # noqa: E402
 from openrlhf_dbb.integrations.trl_processes import on_first  # noqa: E402
 from openrlhf_dbb.integrations.trl_settings import Settings, check_column  # noqa: E402
@@ -78,6 +78,7 @@ class _Hooks(GRPOTrainer):
         completions = args[2] if len(args) > 2 else options.get("completions")
         ids = args[3] if len(args) > 3 else options.get("completion_ids_list")
         self._dbb.scored = (rewards, ids, completions)
+        self._dbb.reads = list(self._pending_extra_logs.get(READ, []))
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -280,7 +281,7 @@ def remember(trainer: GRPOTrainer, **ours: Any) -> None:
             raise ValueError(f"remember has no setting {name!r}{near}; give {', '.join(names)}")
     settings = Settings(**{"estimator": "point", **ours})
     _ = settings.built  # a wrong name is refused first
-    for name in ("strategy", "form", "replay", "max_rollouts"):
+    for name in ("strategy", "form", "replay", "max_rollouts", "probe_fraction"):
         value = getattr(settings, name)
         if value != getattr(Settings, name):
             raise ValueError(

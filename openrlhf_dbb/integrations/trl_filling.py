@@ -29,6 +29,26 @@ class Rollout(NamedTuple):
     rewards: Floats
 
 
+def generate_rows(
+    trainer: Any, columns: Sequence[str], data_R: Sequence[int], rollouts: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Generate one rollout of each row of the data set, ``rollouts`` of a prompt side by side; on all processes.
+
+    Returns:
+        This process's share of the rows, which divide evenly, with these columns; TRL's batch.
+    """
+    share = len(data_R) // trainer.accelerator.num_processes
+    first = share * trainer.accelerator.process_index
+    data_B = [trainer.train_dataset[place] for place in data_R[first : first + share]]
+    inputs = [{name: row[name] for name in columns} for row in data_B]
+    whole_group = trainer.num_generations
+    trainer.num_generations = rollouts
+    try:
+        return inputs, trainer.generate_as_trl(inputs)
+    finally:
+        trainer.num_generations = whole_group
+
+
 class Generation:
     """What is generated for one batch: the first process asks, the others follow.
 
@@ -87,18 +107,9 @@ class Generation:
 
     def _generate(self, data_R: list[int], rollouts: int) -> list[Rollout]:
         """Generate one rollout of each row, ``rollouts`` of a prompt; on all processes."""
-        trainer = self._trainer
-        share = len(data_R) // trainer.accelerator.num_processes
-        first = share * trainer.accelerator.process_index
-        data_B = [trainer.train_dataset[place] for place in data_R[first : first + share]]
-        inputs = [{name: row[name] for name in self._columns} for row in data_B]
-        whole_group = trainer.num_generations
         self.is_running = True
-        trainer.num_generations = rollouts
-        try:
-            output = trainer.generate_as_trl(inputs)
-        finally:
-            trainer.num_generations = whole_group
+        inputs, output = generate_rows(self._trainer, self._columns, data_R, rollouts)
+        first = len(inputs) * self._trainer.accelerator.process_index
         responses_R = self._memory.responses(inputs, output)
         rewards_R_F, ids_B, _ = self._memory.just_scored()
         self.is_running = False

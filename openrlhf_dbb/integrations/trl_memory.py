@@ -23,8 +23,9 @@ from openrlhf_dbb.core.arrays import Floats, Key
 from openrlhf_dbb.core.filling import Batch, BudgetSpent
 from openrlhf_dbb.core.host import Capability
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.probes import probed_prompts
 from openrlhf_dbb.core.replay import ReplayMemory
-from openrlhf_dbb.core.step import Responses, StepExtras
+from openrlhf_dbb.core.step import Probes, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.core.texts import in_type, response_text
 from openrlhf_dbb.evaluation.metrics import stored_rows
@@ -33,6 +34,7 @@ from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.hosts import TRL, TRL_NAMES
 from openrlhf_dbb.integrations.shared import label_of, text_of
 from openrlhf_dbb.integrations.trl_filling import Generation, Rollout
+from openrlhf_dbb.integrations.trl_probes import probe
 from openrlhf_dbb.integrations.trl_processes import gathered, on_first
 from openrlhf_dbb.integrations.trl_replay import StepMemory, with_replay
 from openrlhf_dbb.integrations.trl_settings import (
@@ -46,6 +48,9 @@ from openrlhf_dbb.storage import TRAINING
 
 _log = own_log(__name__)
 
+READ = "read"
+"""The column of TRL's table of completions in which a reward function tells what it read, by TRL's ``log_extra``."""
+
 
 class Response(NamedTuple):
     """What TRL has generated for a row of its batch.
@@ -54,6 +59,7 @@ class Response(NamedTuple):
         truncated: whether it was cut at the limit of tokens.
         trained: TRL has not masked it.
         advantage: TRL's own.
+        read: what the verifier read, where a reward function tells it.
     """
 
     key: Key
@@ -62,6 +68,7 @@ class Response(NamedTuple):
     trained: bool
     advantage: float
     text: str
+    read: str | None
 
 
 class Filled(NamedTuple):
@@ -97,6 +104,8 @@ class Memory:
         lengths_B: tokens of each completion of the last batch to train on, on this process.
         scored: what TRL has just scored: rewards (R, F), and this process's B responses, as ids and
             as texts or messages.
+        reads: (B,) what the verifier read of these, where a reward function has logged it; else empty.
+        probed: the prompts that are probed, each with a row of the data set.
         is_spent: the limit of rollouts allows no further batch.
         generation: of the batch that is being filled; None: TRL's own.
         samples: of a held-out prompt's responses the verifier's score (NaN where missing), the length, whether it
@@ -147,6 +156,8 @@ class Memory:
         self._logged: tuple[int, dict[str, float]] = (0, {})
         self._opened: shared.Steps | None = None
         self.scored: tuple[torch.Tensor, Any, Any] | None = None
+        self.reads: list[Any] = []
+        self.probed: dict[Key, int] = {}
         self.samples: dict[Key, list[tuple[float, int, bool]]] = {}
         self.evaluated: tuple[int, dict[str, storage.EvaluationRows]] = (-1, {})
         model = getattr(trainer.model, "config", None)
@@ -162,13 +173,18 @@ class Memory:
         work(*given)
 
     def read_prompts(self) -> None:
-        """Note text and label of every row; refuse what would go wrong unnoticed."""
+        """Note text and label of every row, and which are probed; refuse what would go wrong unnoticed."""
         if not isinstance(self.trainer.train_dataset, Dataset):
             problem = f"train_dataset is a {type(self.trainer.train_dataset).__name__}"
             raise ValueError(f"{problem}; pass a datasets.Dataset, whose prompts are all known")
         column = self.settings.label_column
         columns = ["prompt"] if column is None else ["prompt", column]
         self._keys = [self._key(row) for row in self.trainer.train_dataset.select_columns(columns)]
+        rows_of: dict[Key, int] = {}
+        for place, key in enumerate(self._keys):
+            rows_of.setdefault(key, place)
+        chosen = probed_prompts(rows_of, self.settings.probe_fraction, self.trainer.args.seed)
+        self.probed = {key: rows_of[key] for key in chosen}
         self._check_images()
         if len(set(self._keys)) < len(self._keys) and self._has_images():
             raise ValueError(
@@ -312,13 +328,31 @@ class Memory:
             trained_B = output["completion_mask"].any(dim=1).tolist()
             advantages_B = output["advantages"].tolist()
             texts_B = [response_text(completion) for completion in completions_B]
-            rows_B = zip(inputs, ids_B, trained_B, advantages_B, texts_B, strict=True)
+            reads_B = self._reads(len(texts_B))
+            rows_B = zip(inputs, ids_B, trained_B, advantages_B, texts_B, reads_B, strict=True)
             return [
-                Response(self._key(row), len(ids), self._is_cut(ids), trained, advantage, text)
-                for row, ids, trained, advantage, text in rows_B
+                Response(
+                    self._key(row), len(ids), self._is_cut(ids), trained, advantage, text, read
+                )
+                for row, ids, trained, advantage, text, read in rows_B
             ]
 
         return gathered(mine)
+
+    def _reads(self, responses: int) -> list[str | None]:
+        """Return what the verifier read of each response of this process; None where nobody tells.
+
+        Raises:
+            ValueError: several reward functions tell it.
+        """
+        if not self.reads:
+            return [None] * responses
+        if len(self.reads) != responses:
+            problem = (
+                f'log_extra("{READ}", ...) got {len(self.reads)} values for {responses} completions'
+            )
+            raise ValueError(f"{problem}; log it from one reward function, one text for each")
+        return [str(read) if read else None for read in self.reads]
 
     def observe(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> None:
         """Do one more step of the posteriors, with what TRL has generated and scored."""
@@ -327,9 +361,12 @@ class Memory:
         first = self.trainer.accelerator.process_index * len(inputs)
         self.lengths_B = [response.tokens for response in responses_R[first : first + len(inputs)]]
 
+        combined = self._combined(self.just_scored()[0], group)  # before probes are scored
+        keys_R = [response.key for response in responses_R]
+        extras = StepExtras(probes=probe(self, keys_R, list(inputs[0]), len(keys_R)))
+
         def score() -> tuple[list[float], list[float], dict[str, float]]:
-            combined = self._combined(self.just_scored()[0], group)
-            return self._score(responses_R, combined, StepExtras(), len(responses_R))
+            return self._score(responses_R, combined, extras, len(responses_R))
 
         advantages_R, mean_R, metrics = on_first(score)
         self.fill_table(mean_R)
@@ -406,6 +443,7 @@ class Memory:
         return replace(
             extras,
             tokens=[response.tokens for response in responses_R],
+            read=[response.read for response in responses_R],
             trained=trained_R & (np.arange(len(responses_R)) < batch),
             responses=texts,
         )
@@ -442,7 +480,11 @@ class Memory:
             generation.end()
         else:
             generation.follow()
-        filled = on_first(lambda: self._score_batch(batch, failed, generation.generated))
+        probes = None
+        if self.probed:
+            keys = on_first(lambda: self._keys_of(batch))
+            probes = probe(self, keys, list(inputs[0]), self.trainer.args.generation_batch_size)
+        filled = on_first(lambda: self._score_batch(batch, failed, generation.generated, probes))
         if filled is None:
             self.is_spent = True
             self.fill_table([math.nan] * generation.generated)
@@ -456,8 +498,18 @@ class Memory:
         self.generation = None
         return output
 
+    def _keys_of(self, batch: Batch[int, Rollout] | None) -> list[Key]:
+        """Return prompt and label of each group of a batch."""
+        if batch is None:
+            return []
+        return [self._keys[group.prompt] for group in batch.trained + batch.filtered]
+
     def _score_batch(
-        self, batch: Batch[int, Rollout] | None, failed: Exception | None, generated: int
+        self,
+        batch: Batch[int, Rollout] | None,
+        failed: Exception | None,
+        generated: int,
+        probes: Probes | None,
     ) -> Filled | None:
         """Do a step with what was generated, on the first process. None: the budget is spent.
 
@@ -480,7 +532,7 @@ class Memory:
         combined = (np.concatenate(rewards), np.concatenate(scores), scale)
         trained = sum(len(group.rollouts) for group in batch.trained)
         responses_R = [rollout.response for rollout in rollouts_R]
-        extras = batch.extras(batch.groups_of_each())
+        extras = replace(batch.extras(batch.groups_of_each()), probes=probes)
         advantages_R, means_R, metrics = self._score(responses_R, combined, extras, trained)
         filled = Filled([], [0.0] * generated, [math.nan] * generated, metrics)
         for rollout, advantage, mean in zip(rollouts_R, advantages_R, means_R, strict=True):
@@ -488,6 +540,10 @@ class Memory:
             filled.means[rollout.serial] = mean
         filled.trained.extend(rollout.serial for rollout in rollouts_R[:trained])
         return filled
+
+    def scores_now(self, group: int) -> Floats:
+        """Return the scores (R,) of what TRL has just generated, groups side by side; NaN where missing."""
+        return self._combined(self.just_scored()[0], group)[1]
 
     def scores(self, rollouts_R: Sequence[Rollout], group: int) -> Floats:
         """Return the scores (R,) of groups side by side; NaN where missing."""

@@ -4,6 +4,7 @@ math_answer    mathematics: answers (finds), values (reads and compares), notati
 exact_match    texts
 reasoning_gym  tasks that a program makes
 for_verl       the first and the third as reward functions of verl
+for_trl        the same as reward functions of TRL
 verifier_pool  verifiers in processes with a hard time limit
 reward_file    a reward file tried before a training
 reward_server  a reward server asked during a training, and tried before it

@@ -1,0 +1,57 @@
+"""Our verifiers as reward functions of TRL, for a column "label" of the data set.
+
+They log what they read of each completion as TRL's extra column "read", which the posteriors store.
+
+    PosteriorGRPOTrainer(model, math_answer, ..., label_column="label")
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from openrlhf_dbb.core.texts import prompt_text, response_text
+from openrlhf_dbb.rewards import math_answer as mathematics
+from openrlhf_dbb.rewards import reasoning_gym as tasks
+
+
+def math_answer(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    label: Sequence[str],
+    log_extra: Callable[[str, list[str]], None] | None = None,
+    **_: Any,
+) -> list[float | None]:
+    """Return (B,) 1.0, 0.0, or None where nobody could verify.
+
+    Raises:
+        ValueError: a label cannot be read.
+    """
+    return _scored(mathematics.reward_func, prompts, completions, label, log_extra)
+
+
+def reasoning_gym(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    label: Sequence[str],
+    log_extra: Callable[[str, list[str]], None] | None = None,
+    **_: Any,
+) -> list[float | None]:
+    """Return the same as :func:`math_answer`, for labels of :func:`openrlhf_dbb.tasks.problems`."""
+    return _scored(tasks.reward_func, prompts, completions, label, log_extra)
+
+
+def _scored(
+    reward_func: Callable[..., dict[str, Any]],
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    labels: Sequence[str],
+    log_extra: Callable[[str, list[str]], None] | None,
+) -> list[float | None]:
+    questions = [prompt_text(prompt) for prompt in prompts]
+    responses = [response_text(completion) for completion in completions]
+    queries = [question + response for question, response in zip(questions, responses, strict=True)]
+    result = reward_func(queries, questions, labels)
+    scores: list[float | None] = result["scores"]
+    if log_extra is not None:
+        read = result.get("read") or [None] * len(scores)
+        log_extra("read", [text or "" for text in read])
+    return scores
