@@ -607,7 +607,7 @@ WITH_IMAGES = Dataset.from_dict({"prompt": ["1", "2", "3", "4"], "image": [None]
     [
         ({"verifier": "corect"}, {}, "verifier 'corect' is none of correct, did you mean correct"),
         ({}, {"reward": [Reward(), short], "reward_weights": [1.0, 0.5]},
-         "needs one score of 0 or 1: give verifier, one of correct, short; .* equal reward_weights"),
+         "needs one score of 0 or 1: give verifier, one of correct, short, or equal reward_weights"),
         ({"form": "rloo"}, {"scale_rewards": "none"}, "form 'rloo' is given; leave out scale_rewards='none'"),
         ({"label_column": "answer"}, {"remove_unused_columns": True}, "would be removed; use remove_unused_columns=Fa"),
         ({"estimator": "point"}, {"num_generations": 1}, "'point' with num_generations=1: it needs 2 .*'auto'"),

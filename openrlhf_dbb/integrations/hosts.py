@@ -51,7 +51,8 @@ TRL = Host(
         "strategy two_stage": (
             f"{_TRL_STRATEGIES}::test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_differ"
         ),
-        "strategy allocate": f"{_TRL_STRATEGIES}::test_groups_of_unequal_size_are_trained_on_with_their_weights",
+        "strategy allocate": f"{_TRL_STRATEGIES}::"
+        "test_groups_of_unequal_size_are_trained_on_with_their_weights",
         "strategy shares": "test_trl_features.py::test_sources_have_their_shares_of_each_batch",
         "replay (RePO)": f"{_TRL_STRATEGIES}::test_a_resume_replays_the_same_rows_bit_for_bit",
         "thinning": "test_trl_features.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",

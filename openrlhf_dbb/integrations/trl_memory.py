@@ -133,7 +133,6 @@ class Memory:
         names = trainer.reward_func_names
         weights = trainer.reward_weights.tolist()
         self._verifier = verifier_of(settings.verifier, estimator, names, weights)
-        self._has_tasks = self._verifier is None and estimator.support != "real"
         self.trainer = trainer
         self.settings = settings
         if settings.verifier is None and len(names) > 1:
@@ -401,7 +400,8 @@ class Memory:
 
     def _combined(self, rewards_R_F: Floats, group: int) -> Combined:
         weights_F = _numpy(self.trainer.reward_weights)
-        if self._has_tasks:
+        estimator, _ = self.settings.built
+        if self._verifier is None and estimator.support != "real":
             scores_R = by_task(rewards_R_F, self.trainer.reward_func_names)
             return scores_R, scores_R, float(weights_F[0])
         return combine(rewards_R_F, weights_F, self._verifier, group)
@@ -669,8 +669,8 @@ def by_task(rewards_R_F: Floats, names: Sequence[str]) -> Floats:
         scoring_F = is_scored_R_F[int(count_R.argmax())]
         both = [name for name, scores in zip(names, scoring_F, strict=True) if scores]
         raise ValueError(
-            f"{', '.join(both)} score the same response, and the estimator needs one score of 0 or 1: give "
-            f"verifier, one of {', '.join(names)}, or let each return None outside its task"
+            f"{', '.join(both)} score the same response, and the estimator needs one score, 0 or 1: "
+            f"give verifier, one of {', '.join(names)}, or let each return None outside its task"
         )
     return np.where(count_R == 1, np.nansum(rewards_R_F, axis=1), np.nan)
 

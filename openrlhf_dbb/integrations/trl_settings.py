@@ -93,8 +93,8 @@ def verifier_of(
 ) -> int | None:
     """Return the index of the reward function whose score the estimator sees.
 
-    None stands for the weighted sum; for an estimator of 0 and 1, for the one function that scores a
-    response, as :func:`openrlhf_dbb.integrations.trl_memory.by_task` finds it.
+    None stands for the weighted sum; for an estimator of 0 and 1, for the one function that scores
+    a response, as :func:`openrlhf_dbb.integrations.trl_memory.by_task` finds it.
 
     Raises:
         ValueError: the name is unknown or not unique, its weight is not above 0, or without a name
@@ -113,8 +113,8 @@ def verifier_of(
         return index
     if len(set(weights)) > 1:
         raise ValueError(
-            f"{estimator.name!r} needs one score of 0 or 1: give verifier, one of {', '.join(names)}; "
-            "functions that are None outside their task need equal reward_weights"
+            f"{estimator.name!r} needs one score of 0 or 1: give verifier, one of "
+            f"{', '.join(names)}, or equal reward_weights where each is None outside its task"
         )
     return None
 

@@ -259,7 +259,8 @@ def with_sources(
     if sources is None and Capability.SOURCES in strategy.needs:
         columns = "--data.group_key, source_column= in TRL and verl, sources= of Posteriors"
         raise ValueError(
-            f"strategy {strategy.name!r} needs the source of each prompt; name its column: {columns}"
+            f"strategy {strategy.name!r} needs the source of each prompt; "
+            f"name its column: {columns}"
         )
     return replace(facts, sources=sources)
 

@@ -1,7 +1,8 @@
 """Rollouts by prompt: more where a reward is expected to vary more, within the budget of a step.
 
-Source: Neyman's optimum allocation (1934), in whole numbers after Wright (2012). VIP (Nguyen et al. 2026, arXiv
-2602.01601) and CERO (Zong et al. 2026, arXiv 2606.05606) allocate rollouts by the variance, too; see docs/methods.md.
+Source: Neyman's optimum allocation (1934), in whole numbers after Wright (2012). VIP (Nguyen et al.
+2026, arXiv 2602.01601) and CERO (Zong et al. 2026, arXiv 2606.05606) allocate rollouts by the
+variance, too; see docs/methods.md.
 
 Axes: P prompts of the run, B of a batch, K numbers of rollouts.
 """
@@ -31,14 +32,15 @@ from openrlhf_dbb.estimators.base import Floats
 @register
 @dataclass(frozen=True)
 class Allocate(RolloutStrategy):
-    """A prompt gets rollouts in proportion to sqrt(E[p (1 - p)]), p being its forecast success probability.
+    """A prompt gets rollouts in proportion to sqrt(E[p (1 - p)]), p being its success probability.
 
-    A batch of B prompts has B N rollouts, and each prompt from ``min`` to ``max`` of them. Each prompt comes once a
-    pass. A prompt whose last three visits yielded no score gets ``min``.
+    A batch of B prompts has B N rollouts, and each prompt from ``min`` to ``max`` of them. Each
+    prompt comes once a pass. A prompt whose last three visits yielded no score gets ``min``.
 
-    The advantages of a prompt with n rollouts are multiplied by N / n, so that every prompt counts alike in a loss that
-    is a mean over rollouts. The baseline uses the prompt's n rollouts. The posterior counts all n: they are chosen
-    before any of them is generated, so its likelihood is the same.
+    The advantages of a prompt with n rollouts are multiplied by N / n, so that every prompt counts
+    alike in a loss that is a mean over rollouts. The baseline uses the prompt's n rollouts. The
+    posterior counts all n: they are chosen before any of them is generated, so its likelihood is
+    the same.
     """
 
     min: int = parameter(2, "least rollouts of a prompt", within="[2, 1024]")
@@ -51,7 +53,7 @@ class Allocate(RolloutStrategy):
         super().__post_init__()
         if self.min > self.max:
             raise ValueError(
-                f"allocate.min = {self.min!r} is above allocate.max = {self.max!r}; give a lower one"
+                f"allocate.min = {self.min!r} is above allocate.max = {self.max!r}; lower it"
             )
 
     @property
@@ -81,7 +83,8 @@ class Allocate(RolloutStrategy):
         """
         if facts.rollouts > self.max:
             raise ValueError(
-                f"{facts.rollouts} rollouts a prompt on average are more than allocate.max = {self.max}; raise it"
+                f"{facts.rollouts} rollouts a prompt on average are more than "
+                f"allocate.max = {self.max}; raise it"
             )
         return AllocateSampler(self, facts)
 
@@ -100,7 +103,7 @@ class AllocateSampler(Sampler):
         self._metrics: dict[str, float] = {}
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
-        """Return the next prompt of the batch, with its rollouts; draw a batch when none is left."""
+        """Return the next prompt of the batch, and its rollouts; draw a batch if none is left."""
         if not self._batch:
             self._batch = self._draw(predictive())
         return self._batch.pop(0)
@@ -126,11 +129,12 @@ class AllocateSampler(Sampler):
         ]
 
     def _next_prompts(self, prompt_ids_P: NDArray[np.int64]) -> list[int]:
-        """Return the next batch of different prompts; one that a pass does not fill goes on in the next pass."""
+        """Return the next batch of different prompts; the next pass completes one."""
         groups = self.facts.groups
         if groups > len(prompt_ids_P):
             raise RunError(
-                f"a batch of {groups} prompts, but only {len(prompt_ids_P)} prompts differ; lower the batch size"
+                f"a batch of {groups} prompts, but only {len(prompt_ids_P)} prompts differ; "
+                "lower the batch size"
             )
         missing = groups - len(self._order)
         if missing > 0:
@@ -143,15 +147,16 @@ class AllocateSampler(Sampler):
         return batch
 
     def metrics(self) -> dict[str, float]:
-        """Return the batch's largest group, and the variance of its groups' mean rewards over that with N each."""
+        """Return the largest group, and the variance of groups' means over that of N each."""
         return dict(self._metrics)
 
 
 def allocation(variance_B: Floats, mean: int, least: int, most: int) -> NDArray[np.int64]:
     """Return the rollouts of each prompt (B,), from ``least`` to ``most``, with the sum B ``mean``.
 
-    No other such numbers n have a smaller sum of variance / n. The next rollout of a prompt that has n lowers that sum
-    by variance / (n (n + 1)): the rollouts that lower it most are taken, of equal ones those of smaller groups.
+    No other such numbers n have a smaller sum of variance / n. The next rollout of a prompt that
+    has n lowers that sum by variance / (n (n + 1)): the rollouts that lower it most are taken, of
+    equal ones those of smaller groups.
     """
     sizes_K = np.arange(least, most)
     gain_B_K = variance_B[:, None] / (sizes_K * (sizes_K + 1))

@@ -1,10 +1,10 @@
-"""Fixed shares by source: of the prompts of a run so many of each source, whatever their number in the data.
+"""Fixed shares by source: so many of a run's prompts are of each source, whatever is in the data.
 
 Axes: P prompts of the run.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,6 +22,7 @@ from openrlhf_dbb.core.strategies import (
 )
 
 REST = "rest"
+_ROUNDING = 1e-9  # of sums of shares
 _EXAMPLE = "write shares.of = math=0.5,code=0.3,rest"
 
 
@@ -30,12 +31,12 @@ _EXAMPLE = "write shares.of = math=0.5,code=0.3,rest"
 class Shares(RolloutStrategy):
     """The prompts of each source have a fixed share of all draws, not by chance.
 
-    ``rest`` stands for all prompts of other sources, and gets what is left of 1. The prompts of a source come in an
-    order of chance, each once before any of them comes again. The advantages have no importance weights: a source
-    counts by its share.
+    ``rest`` stands for all prompts of other sources, and gets what is left of 1. The prompts of a
+    source come in an order of chance, each once before any of them comes again. The advantages have
+    no importance weights: a source counts by its share.
 
-    The next prompt is of the source that is furthest behind (Sainte-Laguë's rule): after k draws a source has had its
-    share of k, rounded to a whole number.
+    The next prompt is of the source that is furthest behind (the rule of Sainte-Laguë): after k
+    draws a source has had its share of k, rounded to a whole number.
     """
 
     of: str = parameter(REST, "shares by source, as math=0.5,code=0.3,rest")
@@ -44,6 +45,8 @@ class Shares(RolloutStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.of, str):
+            raise ValueError(f"shares.of = {self.of!r:.80} is no text; {_EXAMPLE}")
         _ = self.by_name
 
     @property
@@ -53,29 +56,19 @@ class Shares(RolloutStrategy):
         Raises:
             ValueError: the text gives no such shares.
         """
-        if not isinstance(self.of, str):
-            raise ValueError(f"shares.of = {self.of!r:.80} is no text; {_EXAMPLE}")
-        shares: dict[str, float] = {}
-        has_rest = False
-        for part in self.of.split(","):
-            name, _, number = part.rpartition("=")
-            name = name.strip()
-            if not name and number.strip() == REST and not has_rest:
-                has_rest = True
-                continue
-            if not name or name in shares or not 0 < _number(number) <= 1:
-                problem = "is no share of a further source, in (0, 1]"
-                raise ValueError(f"shares.of = {self.of!r}: {part.strip()!r} {problem}; {_EXAMPLE}")
-            shares[name] = _number(number)
+        parts = [part.strip() for part in self.of.split(",")]
+        named = [part for part in parts if part != REST]
+        shares = _shares(named)
         left = 1 - math.fsum(shares.values())
-        if has_rest and left > 1e-9 and REST not in shares:
-            shares[REST] = left
-        elif has_rest or abs(left) > 1e-9:
-            problem = f"the shares sum to {1 - left:g}"
-            raise ValueError(
-                f"shares.of = {self.of!r}: {problem}; give shares of 1 in all, or of less and rest"
-            )
-        return shares
+        has_rest = len(named) < len(parts)
+        if not has_rest and abs(left) <= _ROUNDING:
+            return shares
+        if has_rest and left > _ROUNDING and REST not in shares:
+            return shares | {REST: left}
+        raise ValueError(
+            f"shares.of = {self.of!r}: the shares sum to {1 - left:g}; "
+            "give shares of 1 in all, or of less and rest"
+        )
 
     @property
     def draws(self) -> bool:
@@ -131,7 +124,8 @@ class SharesSampler(Sampler):
             name = source if source in prompts else REST
             if name not in prompts:
                 raise ValueError(
-                    f"shares.of names no share of source {source!r}, which is in the data; add it, or rest"
+                    f"shares.of names no share of source {source!r}, which is in the data; "
+                    "add it, or rest"
                 )
             prompts[name].append(prompt_id)
         for name, share in self._shares.items():
@@ -144,7 +138,8 @@ class SharesSampler(Sampler):
         """Refuse a source that has fewer prompts than a step takes of it."""
         if there == 0:
             raise ValueError(
-                f"shares.of gives a share to {name!r}, of which the data has no prompt; leave it out"
+                f"shares.of gives a share to {name!r}, of which the data has no prompt; "
+                "leave it out"
             )
         if there < taken:
             raise ValueError(
@@ -174,8 +169,8 @@ class SharesSampler(Sampler):
         self._orders[name] = sooner + later
         if self._drawn[name] and not self.note:
             self.note = (
-                f"all {len(prompts)} prompts of {name!r} have been drawn once: its share of the draws "
-                "repeats them (strategy shares)"
+                f"all {len(prompts)} prompts of {name!r} have been drawn once: "
+                "its share of the draws repeats them (strategy shares)"
             )
 
     def end_step(self) -> None:
@@ -194,9 +189,28 @@ class SharesSampler(Sampler):
         return passes
 
 
-def _number(text: str) -> float:
-    """Return a number; NaN if the text is none."""
+def _shares(parts: Sequence[str]) -> dict[str, float]:
+    """Return the share of each source that a part names; ValueError if one is named twice."""
+    shares: dict[str, float] = {}
+    for part in parts:
+        name, share = _share(part)
+        if name in shares:
+            raise ValueError(f"shares.of: {part!r} gives {name!r} a second share; {_EXAMPLE}")
+        shares[name] = share
+    return shares
+
+
+def _share(part: str) -> tuple[str, float]:
+    """Return name and share of a part such as "math=0.5".
+
+    Raises:
+        ValueError: it is none.
+    """
+    name, _, number = part.rpartition("=")
     try:
-        return float(text)
+        share = float(number)
     except ValueError:
-        return math.nan
+        share = 0.0
+    if not name or not 0 < share <= 1:
+        raise ValueError(f"shares.of: {part!r} is no source with a share in (0, 1]; {_EXAMPLE}")
+    return name.strip(), share
