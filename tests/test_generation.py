@@ -20,7 +20,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from openrlhf_dbb.actors import generation  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutGenerator, rollouts_of  # noqa: E402
 from openrlhf_dbb.actors.generation_ahead import THREAD, GenerationAhead  # noqa: E402
-from openrlhf_dbb.actors.recorded import as_recorded, as_response  # noqa: E402
+from openrlhf_dbb.actors.recorded import RecordedGenerator, as_recorded, as_response  # noqa: E402
+from openrlhf_dbb.core.recorded import Record, Recorder  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.errors import RunError  # noqa: E402
 from openrlhf_dbb.platform.vllm_requests import Finished, Request  # noqa: E402
@@ -130,6 +131,7 @@ def generator(engine):
         at_a_time=None,
         train_batch=0,
         vllms=False,
+        kind=RolloutGenerator,
         **options,
     ):
         sampler = sampler or Sampler(FACTS)
@@ -143,7 +145,7 @@ def generator(engine):
         rows = Rows(("", str(i), label, None) for i, label in enumerate(labels, 1))
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
         ids = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
-        return RolloutGenerator(
+        return kind(
             SimpleNamespace(args=args), loader, None, "tokenizer", list(engines), sampler=sampler, prompt_ids=ids,
             judges=isinstance(sampler, Mixed), **options,
         )  # fmt: skip
@@ -632,3 +634,56 @@ def test_a_rollout_of_several_turns_comes_back_from_a_record(log_probs):
         assert before is after or before.tolist() == after.tolist()
     assert first.info.keys() == again.info.keys()
     assert again.info["format"].item() == 0.5
+
+
+def test_recorded_batches_come_in_their_order_also_after_a_resume_until_a_file_is_damaged(
+    generator, tmp_path
+):
+    labels = ["10", "?1", "01", "11", "10", "00", "01"]
+    source = generator(labels, Mixed())  # groups of equal scores are set aside
+    recorder = Recorder(tmp_path, {"run": "first", "same": {}})
+    batches = []
+    for step in (1, 2):
+        batches.append(source.generate_samples()[0])
+        recorder.write(step, as_recorded(batches[-1]))
+
+    def again(last_step=2, **options):
+        options |= {"kind": RecordedGenerator, "record": Record(tmp_path), "last_step": last_step}
+        return generator(labels, engines=(), **options)
+
+    def facts(batch):
+        groups = [*batch.trained, *batch.filtered]
+        return [(group.prompt, group.prompt_id, group.scores.tolist()) for group in groups]
+
+    first = again()
+    for number, batch in enumerate(batches, 1):
+        same, kept, sent, is_over = first.generate_samples(max_len=8)
+        assert str(facts(same)) == str(facts(batch))  # NaN is not NaN
+        assert len(same) == len(batch) == BATCH * GROUP
+        assert (sent, is_over) == (len(batch.trained) + len(batch.filtered), False)
+        assert kept == pytest.approx(100 * BATCH / sent)
+        if number == 1:
+            snapshot = same.snapshot
+    assert not first.sampler.note
+    with pytest.raises(BudgetSpent):
+        first.generate_samples(max_len=8)
+    assert "ends with step 2" in first.sampler.note
+    resumed = again()
+    resumed.load(snapshot.state, snapshot.place)
+    assert str(facts(resumed.generate_samples(max_len=8)[0])) == str(facts(batches[1]))
+    short = again(last_step=1)
+    short.generate_samples(max_len=8)
+    with pytest.raises(BudgetSpent):  # as planned, before the record ends
+        short.generate_samples(max_len=8)
+    assert not short.sampler.note
+    lacking = again(vllms=True)
+    lacking.generate_samples(max_len=8)  # the first batch comes with log-probs
+    with pytest.raises(RunError, match=r"step-000002.npz lacks log-probs"):
+        lacking.generate_samples(max_len=8)
+    content = bytearray((tmp_path / "step-000002.npz").read_bytes())
+    content[200] ^= 1
+    (tmp_path / "step-000002.npz").write_bytes(content)
+    resumed = again()
+    resumed.load(snapshot.state, snapshot.place)
+    with pytest.raises(RunError, match=r"step-000002.npz is damaged .*; copy"):
+        resumed.generate_samples(max_len=8)
