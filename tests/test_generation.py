@@ -664,10 +664,10 @@ def test_recorded_batches_come_in_their_order_also_after_a_resume_until_a_file_i
         assert kept == pytest.approx(100 * BATCH / sent)
         if number == 1:
             snapshot = same.snapshot
-    assert not first.sampler.note
+    assert not first.filler.sampler.note
     with pytest.raises(BudgetSpent):
         first.generate_samples(max_len=8)
-    assert "ends with step 2" in first.sampler.note
+    assert "ends with step 2" in first.filler.sampler.note
     resumed = again()
     resumed.load(snapshot.state, snapshot.place)
     assert str(facts(resumed.generate_samples(max_len=8)[0])) == str(facts(batches[1]))
@@ -675,7 +675,7 @@ def test_recorded_batches_come_in_their_order_also_after_a_resume_until_a_file_i
     short.generate_samples(max_len=8)
     with pytest.raises(BudgetSpent):  # as planned, before the record ends
         short.generate_samples(max_len=8)
-    assert not short.sampler.note
+    assert not short.filler.sampler.note
     lacking = again(vllms=True)
     lacking.generate_samples(max_len=8)  # the first batch comes with log-probs
     with pytest.raises(RunError, match=r"step-000002.npz lacks log-probs"):

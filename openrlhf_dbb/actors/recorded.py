@@ -97,7 +97,7 @@ class RecordedGenerator(RolloutGenerator):
         if self._step == self._last_step:
             if self._step == self._record.steps:
                 end = f"step {self._step}, the last recorded one"
-                self.sampler.note = f"the training ends with {end}"
+                self.filler.sampler.note = f"the training ends with {end}"
             raise BudgetSpent
         self._step += 1
         self._options = generate_kwargs
