@@ -136,6 +136,20 @@ TABLE = [
     # a percentage is the number if the question asks for one
     ("What percentage is it?", "28", r"\boxed{28\%}", True),
     ("How many are there?", "28", r"\boxed{28\%}", False),
+    # a phrase before the value in a box
+    ("How many?", "5", r"\boxed{\text{The answer is } 5}", True),
+    ("How large?", "x < 3", r"\boxed{\text{the final answer is: } x < 3}", True),
+    ("How many?", "5", r"\boxed{\text{The answer is not } 5}", False),
+    # inequalities and intervals
+    ("Where?", "(-3,3)", "The solution is $-3 < x < 3$.", True),
+    ("Where?", r"(-\infty,2]", r"\boxed{x \le 2}", True),
+    ("Where?", r"(-\infty,2]", r"\boxed{\{x \mid x \le 2\}}", True),
+    ("Where?", r"(-\infty,2]", r"\boxed{x < 2}", False),
+    ("Where?", r"(-\infty,1)\cup(3,\infty)", r"\boxed{x < 1}", False),
+    ("Where?", "[-3,3)", r"\boxed{-3 < x < 3}", False),
+    ("Where?", r"(-\infty,1)\cup(3,\infty)", r"\boxed{x < 1 \text{ or } x > 3}", True),
+    ("Where?", "x > 3", r"\boxed{x \ge 3}", False),
+    ("Where?", "x > 3", r"\boxed{y > 3}", False),
     # brackets that are a factor
     ("How large?", "4", "The answer is $4 (xy + 1)$.", False),
     # units, money, signs
@@ -147,11 +161,11 @@ TABLE = [
     ("Simplify.", r"\frac{1}{2}c", r"\boxed{\frac{1}{2}}", False),
     ("Simplify.", "12d", "12", False),
     ("How far?", "5 m", r"\boxed{5\text{ km}}", False),
-    ("How far?", "5 m", "It is 500 cm.", True),
+    ("How far?", "5 m", "It is 5 metres.", True),
+    ("How far?", "5 m", "It is 500 cm.", False),
     ("How far?", "5 m", r"\boxed{5}", True),
     ("How fast?", "7 km/h", r"\boxed{7}", True),
     ("How fast?", "7 km/h", r"\boxed{7\text{ m/s}}", False),
-    ("How far?", "5m", r"\boxed{5\text{ metres}}", True),
     ("How far?", "5m", r"\boxed{5}", False),
     ("How large?", r"12\pi", r"\boxed{12\pi\text{ sq. units}}", True),
     ("How large?", r"12\pi\text{ units}^2", r"\boxed{12\pi}", True),
@@ -465,7 +479,7 @@ def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(mo
         torn,
         r"\text{yes}",
     ]
-    labels += ["9 (apples)", r"$\boxed{12}$", r"The answer is \boxed{x+1}.", "2.5 million"]
+    labels += ["9 (apples)", r"$\boxed{12}$", r"The answer is \boxed{x+1}."]
     assert list(module.unreadable_labels(labels)) == [prose, torn]
     # A copy
     assert list(module.unreadable_labels(["2/4", "x+1"], ["What is 2/4?", "Repeat x+1."])) == [

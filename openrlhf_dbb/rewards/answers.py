@@ -4,6 +4,7 @@ It is the last box, else what follows "answer is" or ``####``, else the last val
 same order; without box or statement, a letter stands alone on the last line or in parentheses at its end.
 """
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -285,7 +286,7 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
     if isinstance(inner(label), Number) and _concludes_otherwise(text, end, value, label):
         return False
     offers = list(STATEMENT.finditer(text))
-    if not _BRACES.match(text, start):  # beside a box a number in a line is part of a calculation
+    if not text.startswith("\\", start):  # beside a box a number in a line is part of a calculation
         offers += _LONE_NUMBER.finditer(text)
     places = [offer.end() for offer in offers[-MOST_OFFERS:]]
     return not any(_says_another(text, place, start, value, label) for place in places)
@@ -402,23 +403,17 @@ def letter(response: str, letters: str = LETTERS) -> str | None:
     """Return the letter that a response settles on; None if it names none, or several."""
     text = _without_markup(visible(response))
 
-    def read_letter(said: str, is_box: bool) -> Said | None:
-        return _letter(said, is_box, letters)
-
+    read_letter = functools.partial(_letter, letters=letters)
     return _settled(text, _claims(text, read_letter) or _at_the_last_line(text, letters))
 
 
 def words(response: str, label: str) -> str | None:
     """Return the words that a response settles on, in lower case; for a label as yes, yes or no."""
     text = _without_markup(visible(response))
-
-    def read_words(said: str, is_box: bool) -> Said | None:
-        return _words(said, label, is_box)
-
-    claims = _claims(text, read_words)
+    claims = _claims(text, functools.partial(_words, label=label))
     if not claims:
         line = last_line(text).rpartition("?")[2]
-        said = read_words(line, False)
+        said = _words(line, False, label)
         claims = [said.moved(text.rindex(line))] if said else []
     return _settled(text, claims)
 
@@ -460,7 +455,7 @@ def _at_the_last_line(text: str, letters: str) -> list[Said]:
     return [Said(0, len(text), option[1])] if option and option[1] in letters else []
 
 
-def _words(said: str, label: str, is_box: bool) -> Said | None:
+def _words(said: str, is_box: bool, label: str) -> Said | None:
     """Return the words of a statement, or those of the label if it ends with them, as "the function is odd"."""
     spoken = _WORD.findall(said.lower())
     right = _WORD.findall(label)

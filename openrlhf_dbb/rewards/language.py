@@ -143,13 +143,17 @@ def _is_remark(sentence: str) -> bool:
 def is_read_later(sentence: str) -> bool:
     """Return whether a sentence behind that of the answer is understood, and says nothing odd."""
     prose = without_formulas(sentence)
-    is_remark = _is_remark(sentence)
     if _is_denied(prose):
         return False
+    is_remark = _is_remark(sentence)
     if languages(prose):
         return not is_remark and ("=" in sentence or re.search(r"\d", sentence) is None)
-    if _OTHER_SCRIPT.search(prose) or is_strange_deed(sentence) or is_chinese_doubt(sentence):
+    if _OTHER_SCRIPT.search(prose) or _is_odd(sentence):
         return False
     if _may_stand_alone(sentence) or sentence.strip() == "OR":  # another way follows
         return True
     return _is_english(sentence) and not is_remark
+
+
+def _is_odd(sentence: str) -> bool:
+    return is_strange_deed(sentence) or is_chinese_doubt(sentence)
