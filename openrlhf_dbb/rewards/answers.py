@@ -67,7 +67,8 @@ _LONE_NUMBER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _INTRODUCTION = re.compile(
-    r"\\text[a-z]*\s*\{\s*(?:the\s+)?(?:\w+\s+)?answer\s+is:?\s*\}", re.IGNORECASE
+    r"\\text[a-z]*\s*\{\s*(?:(?:the|my)\s+)?(?:(?:final|correct|right)\s+)?answer\s+is:?\s*\}",
+    re.IGNORECASE,
 )
 _VERB = (
     r"(?:\s+(?:is|are|was|(?:would|should|must|will|has\s+to)\s+be)\b(?:\s+also\b)?\s*:?"
@@ -165,12 +166,8 @@ def rewards(
             raise ValueError(
                 f"the query {query[:80]!r} does not start with its prompt {prompt[:80]!r}"
             )
-        response = query[len(prompt) :].rstrip()
-        while token := next(
-            (token for token in TABLES["special_tokens"] if response.endswith(token)), None
-        ):
-            response = response.removesuffix(token).rstrip()
-        answered = without_thought(response, prompt)
+        response = query[len(prompt) :]
+        answered = without_thought(_without_tokens(response), prompt)
         if answered is None:
             verdict = (0.0, f"{NO_ANSWER}: the thought does not end")
         else:
@@ -178,6 +175,16 @@ def rewards(
         scores.append(verdict[0])
         read.append(verdict[1])
     return {"rewards": scores, "scores": list(scores), "extra_logs": {}, "read": read}
+
+
+def _without_tokens(response: str) -> str:
+    """Return a response without the special tokens at its end."""
+    longer = None
+    while response != longer:
+        longer = response
+        for token in TABLES["special_tokens"]:
+            response = response.rstrip().removesuffix(token)
+    return response
 
 
 def without_thought(response: str, prompt: str = "") -> str | None:
@@ -285,11 +292,18 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
         return False
     if isinstance(inner(label), Number) and _concludes_otherwise(text, end, value, label):
         return False
-    offers = list(STATEMENT.finditer(text))
-    if not text.startswith("\\", start):  # beside a box a number in a line is part of a calculation
-        offers += _LONE_NUMBER.finditer(text)
-    places = [offer.end() for offer in offers[-MOST_OFFERS:]]
+    places = _stated(text, start)[-MOST_OFFERS:]
     return not any(_says_another(text, place, start, value, label) for place in places)
+
+
+def _stated(text: str, start: int) -> list[int]:
+    """Return where values are stated beside an answer: behind "The answer is", or in a line of their own."""
+    places = [statement.end() for statement in STATEMENT.finditer(text)]
+    is_said = text.startswith("\\", start) or bool(places)
+    for lone in _LONE_NUMBER.finditer(text):
+        if start < lone.start() or not is_said:  # before a box it is part of a calculation
+            places.append(lone.end())
+    return places
 
 
 def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> bool:
@@ -452,7 +466,9 @@ def _at_the_last_line(text: str, letters: str) -> list[Said]:
     option = _OPTION.fullmatch(text.strip())
     if alone and alone[1].upper() in letters:
         return [Said(begin + alone.start(1), begin + alone.end(1), alone[1].upper())]
-    return [Said(0, len(text), option[1])] if option and option[1] in letters else []
+    if option is None or option[1] not in letters or is_doubtful(text):
+        return []
+    return [Said(0, len(text), option[1])]
 
 
 def _words(said: str, is_box: bool, label: str) -> Said | None:

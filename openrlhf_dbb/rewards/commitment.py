@@ -77,7 +77,8 @@ _DENIED_AFTER = _any(
     r"[\s)}\]]*(?:\\(?:neq?|times|cdot|div)(?![a-z])|\u2260|-+>|\u2192)",
     r"[\s)}\]]*(?:[-+/^\u2013]\s*[\d\\]|[+/^]\s*\Z|\\[lc]?dots|\.(?-i:[.\da-z]))",  # "5 - 3", "5 +", "5..."
     r"\W*but\b(?!\s+not)",
-    r"[\s)}\]]*(?:plus|minus|divided|multiplied|through|and\s+a\s+half|to\s+\\?\d+)\b",
+    r"[\s)}\]]*(?:plus|minus|divided|multiplied|through|and\s+a\s+half|to\s+\\?\d+"
+    r"|dozen|hundred|thousand|million|billion)\b",
     r"[\s)}\]]*(?:times\s+(?:[\d\\(]|\w\b)|(?:more|less|fewer)\s+than\s+\d)",
 )
 # "which is wrong", "this answer is a mistake", "it cannot be right"; not "this is not a prime"
@@ -106,7 +107,6 @@ _REST = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}",
     r"[?\uff1f\u061f]|\bno(?:[,.!]|\s\d|\s*\Z)|\bnot\W*\Z|[,;(]\s*(?:do\s+not|don't)\s",
     r"\b(?:contradiction|absurd|extraneous)\b|//\s*\w|\belse\W*\d|:\s*(?:false|null)\b",
-    rf"[(\[{{,;:\u2013-]\s*(?:[a-z]+\s+)?{_words('wrong')}",  # "(rejected)"
     _CALLED_WRONG,
     _OF_THE_ANSWER,
 )
@@ -119,6 +119,7 @@ _LATER = _any(
     r"\b(?:fails|failed|contradicts?|disagrees?|suspicious|aborted)\b",
     _CALLED_WRONG,
 )
+_WRONG = _any(_words("wrong"))
 _GOVERNED = _any(_words("denial", "wrong", "doubt", "report", "exception"))
 _CLOSING = _any(
     r"(?:\A|(?<=[.!?\n]))\s{0,8}(?:please\s+)?(?:let\s+me\s+know|feel\s+free|i\s+hope|hope|would\s+you|do\s+you"
@@ -142,7 +143,7 @@ _COMMANDS_BEFORE = (
     "|[Ll]arge|[Hh]uge|text|boldsymbol|mathbf|begin|left|[bB]ig"
 )
 _BEFORE_BOX = re.compile(
-    r"(?:\\not\s*=|[-<+*/^_|]|(?<!answer)>|(?<!\\)\("
+    r"(?:\\not\s*=|[-<+/^_|]|\*(?!\*?\s*\n)|(?<!answer)>|(?<!\\)\("
     rf"|\\(?!(?:{_COMMANDS_BEFORE})(?![a-z]))[A-Za-z]+)\s*\Z"
 )
 _AFTER_BOX = re.compile(
@@ -274,6 +275,8 @@ def _is_denied_behind(behind: str) -> bool:
 def is_taken_back(text: str, end: int) -> bool:
     """Return whether what stands behind an answer takes it back, or is not read."""
     stop = _END.search(text, end)
+    if text.endswith("}", 0, end) and _WRONG.search(text, end, stop.start() if stop else len(text)):
+        return True
     if stop is None:
         return False
     later = _CLOSING.sub(" ", _DISPLAY.sub(r" \\formula. ", text[stop.end() :]))

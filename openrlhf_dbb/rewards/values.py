@@ -43,7 +43,7 @@ _VARIABLE = re.compile(rf"(?<![\\{UPRIGHT}])(?<![^\W\d_]){_LETTERS}")
 _START = re.compile(rf"(?<![\\A-Za-z{UPRIGHT}])(?:{UPRIGHT}|[A-Za-z]{{2}})")
 # ``def`` in a fraction is a product
 _PROSE = re.compile(rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])")
-_PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
+_PHRASE = re.compile(rf"(?:[ /]?(?:{_WORD.pattern})(?:\^\{{?[23]\}}?)?){{0,5}}")
 # 9 (apples)
 _REMARK = re.compile(rf"(?<=[\d}}%]) ?\(([A-Za-z{UPRIGHT}][A-Za-z{UPRIGHT}' ,.&-]*)\)$")
 _NO_UNIT = re.compile(
