@@ -243,7 +243,8 @@ UNCOMMITTED = (
     # a line above governs it, or the response does not end
     "### Wrong answers\n\n\\boxed{5}", "Common mistakes:\n\\boxed{5}", "**Random guesses**\n\n\\boxed{5}",
     "# \u9519\u8bef\u7b54\u6848\n5", r"\boxed{5} dozen", r"\boxed{5}\text{ dozen}", "The answer is 5.\n\n6", "4? 6?\n5",
-    r"\boxed{\text{The wrong answer is } 5}", r"\boxed{5}. I get 6. I got 5 before.", r"\boxed{5} turns out wrong", "The answer is not:\n\n\\boxed{5}", "# Rejected\n5",
+    r"\boxed{\text{The wrong answer is } 5}", r"\boxed{5}. I get 6. I got 5 before.", r"\boxed{5} turns out wrong",
+    "The answer is not:\n\n\\boxed{5}", "# Rejected\n5",
     "So the answer is 5 plus", "7 + 4 = 11, so we start from 5 and then we",
     # "answer" stands for something else
     "Twice the answer is 5.", r"The answer has \boxed{5} digits.", "The answer to the next question is 5.",

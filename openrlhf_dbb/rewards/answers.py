@@ -57,7 +57,7 @@ _TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _PLACE = re.compile(r"(?:(?<=\s)|\A|(?<=[:=]))\S")  # where the end of a sentence may begin
 _SAID = re.compile(
-    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|!(?=\Z|\s+[A-Z\d])|\n|\Z|[,;] ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
+    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|(?<!\\)!(?=\Z|\s+[A-Z\d])|\n|\Z|[,;] ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
 )
 _IT_IS = r"\bit(?:\s+is|'s)\s+"
 # A number that is a line, or all that a sentence says
@@ -292,29 +292,34 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
         return False
     if isinstance(inner(label), Number) and _concludes_otherwise(text, end, value, label):
         return False
-    places = _stated(text, start)[-MOST_OFFERS:]
+    places = _stated(text, start, end)[-MOST_OFFERS:]
     return not any(_says_another(text, place, start, value, label) for place in places)
 
 
-def _stated(text: str, start: int) -> list[int]:
+def _stated(text: str, start: int, end: int) -> list[int]:
     """Return where values are stated beside an answer: behind "The answer is", or in a line of their own."""
     places = [statement.end() for statement in STATEMENT.finditer(text)]
     is_said = text.startswith("\\", start) or bool(places)
     for lone in _LONE_NUMBER.finditer(text):
-        if start < lone.start() or not is_said:  # before a box it is part of a calculation
+        if end <= lone.start() or not is_said:  # before a box it is part of a calculation
             places.append(lone.end())
     return places
 
 
 def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> bool:
-    """Return whether a later sentence, as "So there are 6.", concludes with another number than the answer."""
-    for sentence in _SENTENCE_END.split(text[end:])[1:]:
+    """Return whether later sentences, as "So there are 6.", conclude with another number than the answer."""
+    borders = [found.end() for found in _SENTENCE_END.finditer(text, end)]
+    is_other = False
+    for begin, stop in itertools.pairwise([*borders, len(text)]):
+        sentence = text[begin:stop]
         numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
-        is_conclusion = CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence))
-        is_same = any(_is_same(number, value) for number in numbers)
-        if not is_same and (is_conclusion or ASSERTION.search(sentence)):
-            return True
-    return False
+        if any(_is_same(number, value) for number in numbers):
+            is_other = False
+        elif (
+            CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence))
+        ) or ASSERTION.search(sentence):
+            is_other = True
+    return is_other
 
 
 def _has_alternative(text: str, start: int, end: int, value: Value, label: Value) -> bool:
@@ -337,8 +342,11 @@ def _has_alternative(text: str, start: int, end: int, value: Value, label: Value
 def _says_another(text: str, place: int, start: int, value: Value, label: Value) -> bool:
     """Return whether "The answer is" before a place states another value than the answer, and nothing corrects it."""
     said = _SAID.match(text, place)
-    offered = _like(said[1], label) if said else None
-    if offered is None or _is_same(offered, value):
+    if said and said.start() <= start < said.end() and text[start] == "\\":  # it states the box
+        return False
+    offered = read(said[1], label) if said else None
+    kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
+    if offered is None or not isinstance(inner(offered), kinds) or _is_same(offered, value):
         return False
     return place > start or CORRECTION.search(text, place, start) is None
 

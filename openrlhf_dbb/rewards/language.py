@@ -99,7 +99,7 @@ def is_plain_statement(clause: str) -> bool:
     said = list(re.finditer(r"\banswers?\b", clause.lower()))
     if not said:
         return True
-    before = _WORD.findall(clause[: said[-1].start()].lower())
+    before = _WORD.findall(clause[: said[-1].start()].lower().rpartition(" and ")[2])
     return set(before[-3:]) <= _BEFORE_ANSWER and _words(clause[said[-1].end() :]) <= _BEHIND_ANSWER
 
 
