@@ -138,6 +138,20 @@ TABLE = [
     # a percentage is the number if the question asks for one
     ("What percentage is it?", "28", r"\boxed{28\%}", True),
     ("How many are there?", "28", r"\boxed{28\%}", False),
+    # a phrase before the value in a box
+    ("How many?", "5", r"\boxed{\text{The answer is } 5}", True),
+    ("How large?", "x < 3", r"\boxed{\text{the final answer is: } x < 3}", True),
+    ("How many?", "5", r"\boxed{\text{The answer is not } 5}", False),
+    # inequalities and intervals
+    ("Where?", "(-3,3)", "The solution is $-3 < x < 3$.", True),
+    ("Where?", r"(-\infty,2]", r"\boxed{x \le 2}", True),
+    ("Where?", r"(-\infty,2]", r"\boxed{\{x \mid x \le 2\}}", True),
+    ("Where?", r"(-\infty,2]", r"\boxed{x < 2}", False),
+    ("Where?", r"(-\infty,1)\cup(3,\infty)", r"\boxed{x < 1}", False),
+    ("Where?", "[-3,3)", r"\boxed{-3 < x < 3}", False),
+    ("Where?", r"(-\infty,1)\cup(3,\infty)", r"\boxed{x < 1 \text{ or } x > 3}", True),
+    ("Where?", "x > 3", r"\boxed{x \ge 3}", False),
+    ("Where?", "x > 3", r"\boxed{y > 3}", False),
     # brackets that are a factor
     ("How large?", "4", "The answer is $4 (xy + 1)$.", False),
     # units, money, signs
@@ -149,11 +163,11 @@ TABLE = [
     ("Simplify.", r"\frac{1}{2}c", r"\boxed{\frac{1}{2}}", False),
     ("Simplify.", "12d", "12", False),
     ("How far?", "5 m", r"\boxed{5\text{ km}}", False),
-    ("How far?", "5 m", "It is 500 cm.", True),
+    ("How far?", "5 m", "It is 5 metres.", True),
+    ("How far?", "5 m", "It is 500 cm.", False),
     ("How far?", "5 m", r"\boxed{5}", True),
     ("How fast?", "7 km/h", r"\boxed{7}", True),
     ("How fast?", "7 km/h", r"\boxed{7\text{ m/s}}", False),
-    ("How far?", "5m", r"\boxed{5\text{ metres}}", True),
     ("How far?", "5m", r"\boxed{5}", False),
     ("How large?", r"12\pi", r"\boxed{12\pi\text{ sq. units}}", True),
     ("How large?", r"12\pi\text{ units}^2", r"\boxed{12\pi}", True),
@@ -229,7 +243,10 @@ UNCOMMITTED = (
     "\\boxed{5}\n\nTherefore the total is 6.", r"\boxed{5}. So there are six of them.", r"\boxed{5}. Make that 6.",
     "\\boxed{5}\n\nRecounting gives 6.", "5\n\nP.S. It is 6.", r"\boxed{5}, otherwise 6", "A: 5\nB: 6",
     # a line above governs it, or the response does not end
-    "### Wrong answers\n\n\\boxed{5}", "The answer is not:\n\n\\boxed{5}", "# Rejected\n5",
+    "### Wrong answers\n\n\\boxed{5}", "Common mistakes:\n\\boxed{5}", "**Random guesses**\n\n\\boxed{5}",
+    "# \u9519\u8bef\u7b54\u6848\n5", r"\boxed{5} dozen", r"\boxed{5}\text{ dozen}", "The answer is 5.\n\n6", "4? 6?\n5",
+    r"\boxed{\text{The wrong answer is } 5}", r"\boxed{5}. I get 6. I got 5 before.", r"\boxed{5} turns out wrong",
+    "The answer is not:\n\n\\boxed{5}", "# Rejected\n5",
     "So the answer is 5 plus", "7 + 4 = 11, so we start from 5 and then we",
     # "answer" stands for something else
     "Twice the answer is 5.", r"The answer has \boxed{5} digits.", "The answer to the next question is 5.",
@@ -249,7 +266,8 @@ COMMITTED = (
     r"Sally threw $\boxed{5}$ balls.", r"There are $\boxed{5}$ teachers at Dr. Wertz's school.",
     "He drove 20 + 30 = 50 minutes.\nThus, he needs 50 / 10 = 5 minutes for each mile.",
     r"Therefore, the value is \(\boxed{5}\).", "Thus, the answer is:\n\n$$\n\\boxed{5}\n$$",
-    "### Final Answer\n\n$$\\boxed{5}$$", r"Since $n < 7$, the answer is $x = \boxed{5}$.",
+    "### Final Answer\n\n$$\\boxed{5}$$", "**Answer**\n\n\\boxed{5}", "Since the sum is not zero, we get:\n\\boxed{5}",
+    "11\n- 6\n= 5\nThe answer is 5.", r"\boxed{5 \text{ erg/s}}", r"Since $n < 7$, the answer is $x = \boxed{5}$.",
     "The final answer is: $\\boxed{5}$. I hope it is correct.", r"\boxed{5}. This completes the solution.",
     "\\boxed{5}\n\nExplanation: 7 + 4 = 11 and 11 - 6 = 5.",
     r"The number of non-negative integers is \boxed{5}.", "If she adds them, she would make \\boxed{5}.",
@@ -377,7 +395,7 @@ def test_an_explanation_behind_the_answer_takes_nothing_back(reward, response):
     [("The answer is B. The answer is D.", False), (r"\boxed{B} is wrong.", False), ("Maybe B", False), ("B?", False),
      ("<think>B", False), ("答案不是B", False), ("The answer is A. No, sorry, the answer is B.", True),
      ("The answer is B, because A is wrong.", True), ("The answer is B, though C also fits.", False),
-     ("I eliminate (B).", False), ("答案\uff1aB", True),
+     ("I eliminate (B).", False), ("(B) is wrong", False), ("答案\uff1aB", True),
      ("B. Paris", True), ("B. 42", True), ("A. 3 B. 4", False), ("本题选B。", True)],
 )  # fmt: skip
 def test_a_letter_is_committed_to_as_a_number_is(reward, response, right):
@@ -469,7 +487,7 @@ def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(mo
         torn,
         r"\text{yes}",
     ]
-    labels += ["9 (apples)", r"$\boxed{12}$", r"The answer is \boxed{x+1}.", "2.5 million"]
+    labels += ["9 (apples)", r"$\boxed{12}$", r"The answer is \boxed{x+1}."]
     assert list(module.unreadable_labels(labels)) == [prose, torn]
     # A copy
     assert list(module.unreadable_labels(["2/4", "x+1"], ["What is 2/4?", "Repeat x+1."])) == [

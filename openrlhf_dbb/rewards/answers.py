@@ -4,6 +4,7 @@ It is the last box, else what follows "answer is" or ``####``, else the last val
 same order; without box or statement, a letter stands alone on the last line or in parentheses at its end.
 """
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,7 +57,7 @@ _TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _PLACE = re.compile(r"(?:(?<=\s)|\A|(?<=[:=]))\S")  # where the end of a sentence may begin
 _SAID = re.compile(
-    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|!(?=\Z|\s+[A-Z\d])|\n|\Z|[,;] ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
+    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|(?<!\\)!(?=\Z|\s+[A-Z\d])|\n|\Z|[,;] ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
 )
 _IT_IS = r"\bit(?:\s+is|'s)\s+"
 # A number that is a line, or all that a sentence says
@@ -66,7 +67,8 @@ _LONE_NUMBER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _INTRODUCTION = re.compile(
-    r"\\text[a-z]*\s*\{\s*(?:the\s+)?(?:\w+\s+)?answer\s+is:?\s*\}", re.IGNORECASE
+    r"\\text[a-z]*\s*\{\s*(?:(?:the|my)\s+)?(?:(?:final|correct|right)\s+)?answer\s+is:?\s*\}",
+    re.IGNORECASE,
 )
 _VERB = (
     r"(?:\s+(?:is|are|was|(?:would|should|must|will|has\s+to)\s+be)\b(?:\s+also\b)?\s*:?"
@@ -164,12 +166,8 @@ def rewards(
             raise ValueError(
                 f"the query {query[:80]!r} does not start with its prompt {prompt[:80]!r}"
             )
-        response = query[len(prompt) :].rstrip()
-        while token := next(
-            (token for token in TABLES["special_tokens"] if response.endswith(token)), None
-        ):
-            response = response.removesuffix(token).rstrip()
-        answered = without_thought(response, prompt)
+        response = query[len(prompt) :]
+        answered = without_thought(_without_tokens(response), prompt)
         if answered is None:
             verdict = (0.0, f"{NO_ANSWER}: the thought does not end")
         else:
@@ -177,6 +175,16 @@ def rewards(
         scores.append(verdict[0])
         read.append(verdict[1])
     return {"rewards": scores, "scores": list(scores), "extra_logs": {}, "read": read}
+
+
+def _without_tokens(response: str) -> str:
+    """Return a response without the special tokens at its end."""
+    longer = None
+    while response != longer:
+        longer = response
+        for token in TABLES["special_tokens"]:
+            response = response.rstrip().removesuffix(token)
+    return response
 
 
 def without_thought(response: str, prompt: str = "") -> str | None:
@@ -284,22 +292,34 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
         return False
     if isinstance(inner(label), Number) and _concludes_otherwise(text, end, value, label):
         return False
-    offers = list(STATEMENT.finditer(text))
-    if not _BRACES.match(text, start):  # beside a box a number in a line is part of a calculation
-        offers += _LONE_NUMBER.finditer(text)
-    places = [offer.end() for offer in offers[-MOST_OFFERS:]]
+    places = _stated(text, start, end)[-MOST_OFFERS:]
     return not any(_says_another(text, place, start, value, label) for place in places)
 
 
+def _stated(text: str, start: int, end: int) -> list[int]:
+    """Return where values are stated beside an answer: behind "The answer is", or in a line of their own."""
+    places = [statement.end() for statement in STATEMENT.finditer(text)]
+    is_said = text.startswith("\\", start) or bool(places)
+    for lone in _LONE_NUMBER.finditer(text):
+        if end <= lone.start() or not is_said:  # before a box it is part of a calculation
+            places.append(lone.end())
+    return places
+
+
 def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> bool:
-    """Return whether a later sentence, as "So there are 6.", concludes with another number than the answer."""
-    for sentence in _SENTENCE_END.split(text[end:])[1:]:
+    """Return whether later sentences, as "So there are 6.", conclude with another number than the answer."""
+    borders = [found.end() for found in _SENTENCE_END.finditer(text, end)]
+    is_other = False
+    for begin, stop in itertools.pairwise([*borders, len(text)]):
+        sentence = text[begin:stop]
         numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
-        is_conclusion = CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence))
-        is_same = any(_is_same(number, value) for number in numbers)
-        if not is_same and (is_conclusion or ASSERTION.search(sentence)):
-            return True
-    return False
+        if any(_is_same(number, value) for number in numbers):
+            is_other = False
+        elif (
+            CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence))
+        ) or ASSERTION.search(sentence):
+            is_other = True
+    return is_other
 
 
 def _has_alternative(text: str, start: int, end: int, value: Value, label: Value) -> bool:
@@ -322,8 +342,11 @@ def _has_alternative(text: str, start: int, end: int, value: Value, label: Value
 def _says_another(text: str, place: int, start: int, value: Value, label: Value) -> bool:
     """Return whether "The answer is" before a place states another value than the answer, and nothing corrects it."""
     said = _SAID.match(text, place)
-    offered = _like(said[1], label) if said else None
-    if offered is None or _is_same(offered, value):
+    if said and said.start() <= start < said.end() and text[start] == "\\":  # it states the box
+        return False
+    offered = read(said[1], label) if said else None
+    kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
+    if offered is None or not isinstance(inner(offered), kinds) or _is_same(offered, value):
         return False
     return place > start or CORRECTION.search(text, place, start) is None
 
@@ -402,23 +425,17 @@ def letter(response: str, letters: str = LETTERS) -> str | None:
     """Return the letter that a response settles on; None if it names none, or several."""
     text = _without_markup(visible(response))
 
-    def read_letter(said: str, is_box: bool) -> Said | None:
-        return _letter(said, is_box, letters)
-
+    read_letter = functools.partial(_letter, letters=letters)
     return _settled(text, _claims(text, read_letter) or _at_the_last_line(text, letters))
 
 
 def words(response: str, label: str) -> str | None:
     """Return the words that a response settles on, in lower case; for a label as yes, yes or no."""
     text = _without_markup(visible(response))
-
-    def read_words(said: str, is_box: bool) -> Said | None:
-        return _words(said, label, is_box)
-
-    claims = _claims(text, read_words)
+    claims = _claims(text, functools.partial(_words, label=label))
     if not claims:
         line = last_line(text).rpartition("?")[2]
-        said = read_words(line, False)
+        said = _words(line, False, label)
         claims = [said.moved(text.rindex(line))] if said else []
     return _settled(text, claims)
 
@@ -457,10 +474,12 @@ def _at_the_last_line(text: str, letters: str) -> list[Said]:
     option = _OPTION.fullmatch(text.strip())
     if alone and alone[1].upper() in letters:
         return [Said(begin + alone.start(1), begin + alone.end(1), alone[1].upper())]
-    return [Said(0, len(text), option[1])] if option and option[1] in letters else []
+    if option is None or option[1] not in letters or is_doubtful(text):
+        return []
+    return [Said(0, len(text), option[1])]
 
 
-def _words(said: str, label: str, is_box: bool) -> Said | None:
+def _words(said: str, is_box: bool, label: str) -> Said | None:
     """Return the words of a statement, or those of the label if it ends with them, as "the function is odd"."""
     spoken = _WORD.findall(said.lower())
     right = _WORD.findall(label)

@@ -3,10 +3,10 @@
 import re
 import unicodedata
 
-from openrlhf_dbb.rewards.foreign import is_doubted
 from openrlhf_dbb.rewards.language import (
     IDEOGRAPH,
     is_chinese_doubt,
+    is_odd,
     is_plain_statement,
     is_read,
     is_read_later,
@@ -17,7 +17,6 @@ from openrlhf_dbb.rewards.language import (
 )
 from openrlhf_dbb.rewards.notation import TABLES
 
-LONGEST_HEADING = 80
 WINDOW = 600  # characters of a sentence before and behind an answer
 
 
@@ -38,6 +37,10 @@ _END = re.compile(
     r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\b[Ee]\.g)(?<!\b[Ii]\.e)[.!?](?=[)\"\u201d]?(?:\s|\Z|\())"
     r"|[\u3002\uff01\uff1f\u0964\u061f\n]|<answer>|</answer>"
 )
+# A line that governs the next one: a heading, or what ends with a colon
+_HEADING = re.compile(
+    r"^[ \t]*(?:(?:#+|\*\*)\s*([^\n]{1,80}?)[\s:*]*|([^\n]{1,80}):[ \t*]*)\n\s*", re.MULTILINE
+)
 _CLAUSE = re.compile(r"[,;.!?](?=[\"\u201d]?(?:\s|\Z))|[\n\uff0c\u3002\uff1b\uff01\uff1f\u3001]")
 _MARKUP = re.compile(
     r"\\(?:boxed|fbox|framebox|text[a-z]*|math[a-z]+)\s*\{|\\[()\[\],;! ]|[$*_{}`]|</?[a-z]>"
@@ -55,6 +58,7 @@ _DENIED_BEFORE = _any(
     # "not 5", "cannot be 5", "nobody would say that the answer is 5"; not "not prime is 5", "not 6 but 5"
     rf"(?:{_words('denial', 'wrong', 'condition')}|n't)[\s:\"]*(?:(?:to\s+)?be\s+)?(?:equal\s+to\s+)?"
     rf"{_UP_TO_THREE}(?:{_SUBJECT})?\(?\Z",
+    rf"{_words('wrong')}\s+(?:[a-z]+\s+)?[a-z]+:\s*\Z",  # "Wrong answers:"
     rf"{_words('hedge')}\s+(?:(?!{_VERB})[a-z]+\s+)?\(?\Z",  # "may be 5"
     rf"(?:{_words('bound', 'exception')}|[<>\u00ac+/^])(?:[\s(]|{IDEOGRAPH}){{0,3}}\Z",  # "at least 5"
     r"\\(?:times|cdot|div|[lg]eq?|neg?|lnot)[\s(]*\Z",
@@ -73,7 +77,8 @@ _DENIED_AFTER = _any(
     r"[\s)}\]]*(?:\\(?:neq?|times|cdot|div)(?![a-z])|\u2260|-+>|\u2192)",
     r"[\s)}\]]*(?:[-+/^\u2013]\s*[\d\\]|[+/^]\s*\Z|\\[lc]?dots|\.(?-i:[.\da-z]))",  # "5 - 3", "5 +", "5..."
     r"\W*but\b(?!\s+not)",
-    r"[\s)}\]]*(?:plus|minus|divided|multiplied|through|and\s+a\s+half|to\s+\\?\d+)\b",
+    r"[\s)}\]]*(?:plus|minus|divided|multiplied|through|and\s+a\s+half|to\s+\\?\d+"
+    r"|dozen|hundred|thousand|million|billion)\b",
     r"[\s)}\]]*(?:times\s+(?:[\d\\(]|\w\b)|(?:more|less|fewer)\s+than\s+\d)",
 )
 # "which is wrong", "this answer is a mistake", "it cannot be right"; not "this is not a prime"
@@ -138,7 +143,7 @@ _COMMANDS_BEFORE = (
     "|[Ll]arge|[Hh]uge|text|boldsymbol|mathbf|begin|left|[bB]ig"
 )
 _BEFORE_BOX = re.compile(
-    r"(?:\\not\s*=|[-<+*/^_|]|(?<!answer)>|(?<!\\)\("
+    r"(?:\\not\s*=|[-<+/^_|]|\*(?!\*?\s*\n)|(?<!answer)>|(?<!\\)\("
     rf"|\\(?!(?:{_COMMANDS_BEFORE})(?![a-z]))[A-Za-z]+)\s*\Z"
 )
 _AFTER_BOX = re.compile(
@@ -210,7 +215,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
     is_box = text.startswith("\\", start)
     if is_box and (_DOUBT.search(text, start, end) or not _stands_alone(text, start, end)):
         return True
-    if _is_denied_above(text, start) or not is_read(before, text[start:end], behind):
+    if not is_read(before, text[start:end], behind):
         return True
     words_before = _last_clause(without_open_formula(text[max(0, start - WINDOW) : start]))
     if not is_plain_statement(_MARKUP.sub("", words_before)):
@@ -221,8 +226,8 @@ def is_denied(text: str, start: int, end: int) -> bool:
 
 
 def _sentence_before(text: str, start: int) -> str:
-    """Return what stands in the sentence before a place, without markup."""
-    before = text[max(0, start - WINDOW) : start]
+    """Return what stands in the sentence before a place and in headings above it, without markup."""
+    before = _HEADING.sub(r"\1\2: ", text[max(0, start - WINDOW) : start])
     ends = [found.end() for found in _END.finditer(before)]
     return _MARKUP.sub("", before[ends[-1] if ends else 0 :])
 
@@ -232,17 +237,6 @@ def _sentence_behind(text: str, end: int) -> tuple[str, str]:
     behind = _MARKUP.sub("", text[end : end + WINDOW])
     stop = _END.search(behind)
     return (behind, "") if stop is None else (behind[: stop.start()], behind[stop.start() :])
-
-
-def _is_denied_above(text: str, start: int) -> bool:
-    """Return whether a heading above the line of an answer denies it, or a line with a colon at its end."""
-    lines = text[max(0, start - WINDOW) : start].split("\n")
-    above = [line for line in lines[:-1] if line.strip()]
-    line = above[-1].strip() if above else ""
-    is_heading = line.startswith(("#", "**")) or line.endswith(":")
-    if not is_heading or len(line) > LONGEST_HEADING:
-        return False
-    return _GOVERNED.search(line) is not None or is_doubted(line)
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
@@ -275,7 +269,7 @@ def _is_denied_before(sentence: str, is_box: bool) -> bool:
 def _is_denied_behind(behind: str) -> bool:
     if _DENIED_AFTER.match(behind) or _REST.search(behind):
         return True
-    return is_chinese_doubt(behind) or is_strange_deed(behind)
+    return is_odd(behind)
 
 
 def is_taken_back(text: str, end: int) -> bool:

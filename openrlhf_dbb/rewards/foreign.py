@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from openrlhf_dbb.rewards.notation import TABLES
@@ -56,26 +57,27 @@ def _words(text: str) -> list[str]:
     return _NO_WORD.sub(" ", words.replace("'", "' ")).split()
 
 
-def count_english(words: list[str]) -> int:
-    """Return how many words, in lower case, English has."""
-    return len([word for word in words if word in _ENGLISH or _ENGLISH_FORM.fullmatch(word)])
+def has_english(words: Iterable[str]) -> bool:
+    """Return whether any of some words, in lower case, is English."""
+    return any(word in _ENGLISH or _ENGLISH_FORM.fullmatch(word) for word in words)
 
 
 def languages(text: str) -> list[Language]:
     """Return the languages that a text without formulas is likelier in than in English; none for Chinese."""
     words = _words(text.lower())
-    english = count_english(words)
     written = [language for language in _LANGUAGES if re.search(language.letters, text)]
     if written:
-        return [] if english else written
-    counts = [len(language.common.intersection(words)) for language in _LANGUAGES]
+        return [] if has_english(words) else written
+    english = [word for word in words if has_english([word])]
     without_names = [word for word in _words(text) if word[0].islower()]
-    fewest = max(english + 1, _FEWEST_COMMON * len(without_names))
-    return [
-        language
-        for language, count in zip(_LANGUAGES, counts, strict=True)
-        if count >= max(fewest, *counts)
-    ]
+    return _likeliest(words, max(len(english) + 1, _FEWEST_COMMON * len(without_names)))
+
+
+def _likeliest(words: list[str], fewest: float) -> list[Language]:
+    """Return the languages that have the most of some words in common, and no fewer than ``fewest``."""
+    counts = [len(language.common.intersection(words)) for language in _LANGUAGES]
+    likely = zip(_LANGUAGES, counts, strict=True)
+    return [language for language, count in likely if count >= max(fewest, *counts)]
 
 
 def is_doubted(text: str) -> bool:
@@ -83,7 +85,7 @@ def is_doubted(text: str) -> bool:
     text = _OPENING_NO.sub("", text)
     words = _words(text.lower())
     likely = languages(text)
-    if not likely and not count_english(words):
+    if not likely and not has_english(words):
         likely = _LANGUAGES
     spaced = f" {' '.join(words)} "
     return any(word in spaced for language in likely for word in language.doubt)

@@ -5,7 +5,7 @@ What is not understood is a doubt.
 
 import re
 
-from openrlhf_dbb.rewards.foreign import count_english, is_doubted, languages
+from openrlhf_dbb.rewards.foreign import has_english, is_doubted, languages
 from openrlhf_dbb.rewards.notation import TABLES
 
 IDEOGRAPH = r"[\u3400-\u9fff]"
@@ -13,6 +13,7 @@ IDEOGRAPH = r"[\u3400-\u9fff]"
 _NOT_ENGLISH = set(TABLES["not_english"].split())
 _ALONE = set(TABLES["alone"].split())
 _ADVERBS = set(TABLES["adverbs"].split())
+_PICTURES = set(TABLES["pictures"])
 _BEFORE_ANSWER = set(TABLES["before_answer"].split())
 _BEHIND_ANSWER = set(TABLES["behind_answer"].split())
 _FEWEST_WORDS = 4  # of a sentence behind an answer that has no number
@@ -57,22 +58,22 @@ def _words(text: str) -> set[str]:
 def _is_english(text: str) -> bool:
     if _ACCENTED.search(re.sub(TABLES["accented"], "", text)):  # n\u00f3t
         return False
-    return bool(
-        _NAME_AND_VERB.match(text) or count_english([word.lower() for word in _words(text)])
-    )
+    return _NAME_AND_VERB.match(text) is not None or has_english(_words(text.lower()))
 
 
 def _is_denied(text: str) -> bool:
-    words = {word.lower() for word in _words(text)}
-    return (
-        _MIXED_WORD.search(text) is not None
-        or not words.isdisjoint(_NOT_ENGLISH)
-        or is_doubted(text)
-    )
+    if _MIXED_WORD.search(text) or not _NOT_ENGLISH.isdisjoint(_words(text.lower())):
+        return True
+    return is_doubted(text)
 
 
 def _may_stand_alone(text: str) -> bool:
-    return {word.lower() for word in _words(text)} <= _ALONE
+    return _words(text.lower()) <= _ALONE
+
+
+def is_odd(text: str) -> bool:
+    """Return whether a text behind an answer says what no solution says, or doubts in Chinese."""
+    return is_strange_deed(text) or is_chinese_doubt(text)
 
 
 def is_chinese_doubt(text: str) -> bool:
@@ -83,8 +84,7 @@ def is_chinese_doubt(text: str) -> bool:
 
 def is_strange_deed(text: str) -> bool:
     """Return whether a text says what "I" do and no solution does, or has a picture other than a tick."""
-    pictures = set(_PICTURE.findall(text))
-    if not pictures <= set(TABLES["pictures"]):
+    if not _PICTURES.issuperset(_PICTURE.findall(text)):
         return True
     return _DEED.search(text) is not None and not languages(without_formulas(text))  # Italian "I"
 
@@ -143,12 +143,12 @@ def _is_remark(sentence: str) -> bool:
 def is_read_later(sentence: str) -> bool:
     """Return whether a sentence behind that of the answer is understood, and says nothing odd."""
     prose = without_formulas(sentence)
-    is_remark = _is_remark(sentence)
     if _is_denied(prose):
         return False
+    is_remark = _is_remark(sentence)
     if languages(prose):
         return not is_remark and ("=" in sentence or re.search(r"\d", sentence) is None)
-    if _OTHER_SCRIPT.search(prose) or is_strange_deed(sentence) or is_chinese_doubt(sentence):
+    if _OTHER_SCRIPT.search(prose) or is_odd(sentence):
         return False
     if _may_stand_alone(sentence) or sentence.strip() == "OR":  # another way follows
         return True

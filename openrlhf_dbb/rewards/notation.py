@@ -56,8 +56,8 @@ _REWRITES: list[tuple[str, Any]] = [
     (r"(?<=\d)\.(?= ?[/*+)}-])", ""),  # 1./3
     (rf"(?<![{UPRIGHT}\\A-Za-z])({'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])", r"\\\1"),
     (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
-    (r"\\binom ?(\d) ?(\d)", r"\\binom{\1}{\2}"),
     (r"\{([^{}]*)\\over([^{}A-Za-z][^{}]*)\}", r"\\frac{\1}{\2}"),
+    (r"\\binom ?(\d) ?(\d)", r"\\binom{\1}{\2}"),
     (
         r"\\frac ?(?:(\d|\\(?!frac|sqrt)[A-Za-z]+)(?= ?[\d{])|\{([^{}]*)\}) ?(?:(\d)|\{([^{}]*)\})",
         r"\\frac{\1\2}{\3\4}",
@@ -122,6 +122,7 @@ def squeezed(text: str) -> str:
 
 
 def latex(text: str) -> str:
+    r"""Return a normal text as LaTeX, with its upright words in ``\text{}``."""
     return re.sub(rf"{UPRIGHT}([A-Za-z]*)", r"\\text{\1}", squeezed(text))
 
 
@@ -150,4 +151,5 @@ def split(text: str, at: str = "(?!)") -> tuple[list[str], list[str]]:
 
 
 def stripped(text: str) -> str:
+    """Return a text without the spaces and the punctuation at its ends."""
     return text.lstrip().rstrip(" .,;:")

@@ -43,7 +43,7 @@ _VARIABLE = re.compile(rf"(?<![\\{UPRIGHT}])(?<![^\W\d_]){_LETTERS}")
 _START = re.compile(rf"(?<![\\A-Za-z{UPRIGHT}])(?:{UPRIGHT}|[A-Za-z]{{2}})")
 # ``def`` in a fraction is a product
 _PROSE = re.compile(rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])")
-_PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
+_PHRASE = re.compile(rf"(?:[ /]?(?:{_WORD.pattern})(?:\^\{{?[23]\}}?)?){{0,5}}")
 # 9 (apples)
 _REMARK = re.compile(rf"(?<=[\d}}%]) ?\(([A-Za-z{UPRIGHT}][A-Za-z{UPRIGHT}' ,.&-]*)\)$")
 _NO_UNIT = re.compile(
@@ -90,37 +90,49 @@ _TRIVIAL = re.compile(
 
 @dataclass(frozen=True)
 class Value:
+    """What an answer or a label is."""
+
     text: str = field(compare=False)  # as LaTeX
 
 
 @dataclass(frozen=True)
 class Number(Value):
+    """A number with its unit, in the unit or in percent as it is written."""
+
     value: Fraction
     unit: str | None = None  # with its power, as m^2 or m^1/s^2
     is_percent: bool = False
-    half_place: Fraction | None = None  # of a decimal, half a unit of its last place; None: exact
+    half_place: Fraction | None = None  # half a unit of a decimal's last place; None: exact
     is_reducible: bool = False  # a fraction that is not in lowest terms: 10/2
 
 
 @dataclass(frozen=True)
 class Items(Value):
+    """Several values: those of a list, a set, a tuple or a ratio, the ends of an interval, the parts of a union."""
+
     kind: str  # a list ``,``, a set ``{}``, a union ``u``, a ratio ``:``, or the brackets around the items
     items: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
 class Equation(Value):
+    """A name and what it equals, as ``x = 5``."""
+
     name: str
     value: Value  # or the interval where the name lies
 
 
 @dataclass(frozen=True)
 class Words(Value):
+    """A phrase, a capital letter or an infinity."""
+
     words: tuple[str, ...]  # in lower case; or one letter or an infinity
 
 
 @dataclass(frozen=True)
 class Formula(Value):
+    """What Math-Verify compares."""
+
     is_relation: bool = False
     right: Value | None = None  # the value of ``m + n = 5``
 
@@ -328,14 +340,15 @@ def _number(text: str, numeric: bool) -> Number | None:
 
 
 def _number_of(found: re.Match[str], size: Fraction, unit: str | None) -> Number:
-    is_negative = found["sign"] not in (None, "+") or found["inner"] is not None
-    value = -size if is_negative else size
+    is_positive = found["sign"] in (None, "+") and found["inner"] is None
+    value = size if is_positive else -size
     places = len((found["decimal"] or "").partition(".")[2])
     text = _fraction(value)
     half_place = None
     if places:  # Math-Verify has a tolerance for decimals
-        text = ("-" if is_negative else "") + found["decimal"] + (found["scale"] or "")
-        half_place = Fraction(10) ** (int(found["power"] or 0) - places) / 2
+        sign = "" if is_positive else "-"
+        text = f"{sign}{found['decimal']}{found['scale'] or ''}"
+        half_place = Fraction(10) ** (_power(found) - places) / 2
     return Number(
         text=text,
         value=value,
@@ -346,6 +359,10 @@ def _number_of(found: re.Match[str], size: Fraction, unit: str | None) -> Number
     )
 
 
+def _power(found: re.Match[str]) -> int:
+    return int(found["power"] or 0)
+
+
 def _fraction(value: Fraction) -> str:
     above, below = value.as_integer_ratio()
     return str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}"
@@ -354,7 +371,7 @@ def _fraction(value: Fraction) -> str:
 def _size(found: re.Match[str]) -> Fraction | None:
     if found["below"]:
         return _mixed(int(found["above"]), int(found["below"]), found["whole"])
-    power = int(found["power"] or 0)
+    power = _power(found)
     if abs(power) > LARGEST_EXPONENT or not (found["power"] or found["decimal"]):
         return None
     return Fraction((found["decimal"] or "1").rstrip(".")) * Fraction(10) ** power
