@@ -63,11 +63,12 @@ def folder(tmp_path_factory):
     return folder
 
 
-def train(folder):
+def train(folder, name, *more):
+    """Train as ``name`` with further settings; return what verl prints."""
     settings = f"""
         trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console]
-        trainer.experiment_name=demo trainer.default_local_dir={folder}/demo trainer.val_before_train=False
-        trainer.rollout_data_dir={folder}/rollouts trainer.total_training_steps={STEPS} trainer.total_epochs=100
+        trainer.experiment_name={name} trainer.default_local_dir={folder}/{name} trainer.val_before_train=False
+        trainer.rollout_data_dir={folder}/{name}-rollouts trainer.total_training_steps={STEPS} trainer.total_epochs=100
         trainer.save_freq=2 trainer.test_freq=2
         data.train_files={folder}/train.jsonl data.val_files={folder}/heldout.jsonl data.train_batch_size={PROMPTS}
         data.max_prompt_length=16 data.max_response_length=10 data.dataloader_num_workers=0
@@ -102,16 +103,16 @@ def train(folder):
         "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
     }  # fmt: skip
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings.split()]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings.split(), *more]
     run = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     return run.stdout
 
 
-def rewarded(folder, step):
+def rewarded(folder, name, step):
     """By prompt and label: rollouts, and how many were right, by verl's own record of the step."""
     found = defaultdict(lambda: (0, 0.0))
-    for line in (folder / "rollouts" / f"{step}.jsonl").read_text().splitlines():
+    for line in (folder / f"{name}-rollouts" / f"{step}.jsonl").read_text().splitlines():
         row = json.loads(line)
         rollouts, successes = found[row["input"], row["gts"]]
         found[row["input"], row["gts"]] = (rollouts + 1, successes + row["score"])
@@ -119,7 +120,7 @@ def rewarded(folder, step):
 
 
 def test_the_store_has_what_verl_rewarded(folder):
-    printed = train(folder)
+    printed = train(folder, "demo")
     assert query(folder, "SELECT name, status, last_step FROM runs") == [
         ("demo", "finished", STEPS)
     ]
@@ -127,10 +128,10 @@ def test_the_store_has_what_verl_rewarded(folder):
         stored = query(
             folder,
             f"""SELECT prompt, label, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)
-                WHERE step = {step}""",
+                WHERE step = {step} AND run_id = 1""",
         )
         assert {(prompt, label): tuple(counts) for prompt, label, *counts in stored} == rewarded(
-            folder, step
+            folder, "demo", step
         )
         assert {rollouts for _, _, rollouts, _ in stored} == {ROLLOUTS}
     kept = query(
@@ -143,3 +144,33 @@ def test_the_store_has_what_verl_rewarded(folder):
     assert "estimator/rescued" in printed and "val-core/tiny" in printed
     saved = json.loads((folder / "demo" / "global_step_2" / "posteriors.json").read_text())
     assert saved["step"] == 2
+
+
+def test_two_stages_train_on_whole_groups_of_different_rewards(folder):
+    """verl generates two rollouts of a prompt, and the other two where these differ."""
+    name = "stages"
+    train(folder, name, "+algorithm.posterior.strategy=two_stage")
+    [(run, status, last)] = query(
+        folder, f"SELECT run_id, status, last_step FROM runs WHERE name = '{name}'"
+    )
+    assert (status, last) == ("finished", STEPS)
+    counts = query(
+        folder, f"SELECT generated, trained FROM dbb_step WHERE run_id = {run} ORDER BY step"
+    )
+    assert [trained for _, trained in counts] == [PROMPTS * ROLLOUTS] * STEPS
+    for step, (generated, trained) in enumerate(counts, start=1):
+        groups = rewarded(folder, name, step)
+        assert {rollouts % ROLLOUTS for rollouts, _ in groups.values()} == {0}
+        assert all(0 < successes < rollouts for rollouts, successes in groups.values())
+        stored = query(
+            folder,
+            f"""SELECT prompt, label, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)
+                WHERE step = {step} AND run_id = {run}""",
+        )
+        of = {(prompt, label): tuple(seen) for prompt, label, *seen in stored}
+        assert sum(rollouts for rollouts, _ in of.values()) == generated
+        # The posterior counts the prompts that were passed over as well, two rollouts each.
+        assert (generated - trained) % 2 == 0
+        for key, (rollouts, successes) in groups.items():
+            assert of[key][0] >= rollouts and of[key][1] >= successes
+    assert sum(generated - trained for generated, trained in counts) > 0
