@@ -610,7 +610,7 @@ def test_a_resume_without_replay_is_refused_where_the_run_had_it(model, tmp_path
         (
             {"replay": {"samples": 2}, "form": "reinforce_baseline"},
             {},
-            "replay does not go with advantage form rein",
+            "replay=.* with form=.reinforce_baseline.: replayed rows are not whitened; leave",
         ),
         (
             {"replay": {"samples": 2}},

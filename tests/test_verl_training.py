@@ -65,11 +65,12 @@ def folder(tmp_path_factory):
     return folder
 
 
-def train(folder):
+def train(folder, name, *more):
+    """Train as ``name`` with further settings; return what verl prints."""
     settings = f"""
         trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console]
-        trainer.experiment_name=demo trainer.default_local_dir={folder}/demo trainer.val_before_train=False
-        trainer.rollout_data_dir={folder}/rollouts trainer.total_training_steps={STEPS} trainer.total_epochs=100
+        trainer.experiment_name={name} trainer.default_local_dir={folder}/{name} trainer.val_before_train=False
+        trainer.rollout_data_dir={folder}/{name}-rollouts trainer.total_training_steps={STEPS} trainer.total_epochs=100
         trainer.save_freq=2 trainer.test_freq=2
         data.train_files={folder}/train.jsonl data.val_files={folder}/heldout.jsonl data.train_batch_size={PROMPTS}
         data.max_prompt_length=16 data.max_response_length=10 data.dataloader_num_workers=0
@@ -104,16 +105,16 @@ def train(folder):
         "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
     }  # fmt: skip
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings.split()]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings.split(), *more]
     run = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     return run.stdout
 
 
-def rewarded(folder, step):
+def rewarded(folder, name, step):
     """By prompt and label: rollouts, and how many were right, by verl's own record of the step."""
     found = defaultdict(lambda: (0, 0.0))
-    for line in (folder / "rollouts" / f"{step}.jsonl").read_text().splitlines():
+    for line in (folder / f"{name}-rollouts" / f"{step}.jsonl").read_text().splitlines():
         row = json.loads(line)
         rollouts, successes = found[row["input"], row["gts"]]
         found[row["input"], row["gts"]] = (rollouts + 1, successes + row["score"])
@@ -123,25 +124,26 @@ def rewarded(folder, step):
 def check_step(folder, step):
     """What is stored of a step is what verl has rewarded in it."""
     sql = f"""SELECT prompt, label, rollouts, successes
-              FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = {step}"""
+              FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = {step} AND run_id = 1"""
     stored = {(prompt, label): tuple(counts) for prompt, label, *counts in query(folder, sql)}
-    assert stored == rewarded(folder, step)
+    assert stored == rewarded(folder, "demo", step)
     assert {rollouts for rollouts, _ in stored.values()} == {ROLLOUTS}
 
 
 def check_kept(folder):
     """Each step's rollouts are kept, none of them missing, and verl's plan is among its metrics."""
     kept = query(
-        folder, "SELECT step, count(*), sum(missing) FROM rollouts GROUP BY step ORDER BY step"
+        folder,
+        "SELECT step, count(*), sum(missing) FROM rollouts WHERE run_id = 1 GROUP BY step ORDER BY step",
     )
     assert [(step, missing) for step, _, missing in kept] == [(1, 0), (2, 0), (3, 0)]
     assert all(0 < count <= 64 for _, count, _ in kept)
-    logged = query(folder, "SELECT metrics FROM steps ORDER BY step")
+    logged = query(folder, "SELECT metrics FROM steps WHERE run_id = 1 ORDER BY step")
     assert {json.loads(metrics)["plan/steps"] for (metrics,) in logged} == {STEPS}
 
 
 def test_the_store_has_what_verl_rewarded(folder):
-    printed = train(folder)
+    printed = train(folder, "demo")
     run = query(folder, "SELECT name, status, last_step FROM runs")
     assert run == [("demo", "finished", STEPS)]
     for step in range(1, STEPS + 1):
@@ -151,3 +153,33 @@ def test_the_store_has_what_verl_rewarded(folder):
     assert "val-core/tiny" in printed
     saved = json.loads((folder / "demo" / "global_step_2" / "posteriors.json").read_text())
     assert saved["step"] == 2
+
+
+def test_two_stages_train_on_whole_groups_of_different_rewards(folder):
+    """verl generates two rollouts of a prompt, and the other two where these differ."""
+    name = "stages"
+    train(folder, name, "+algorithm.posterior.strategy=two_stage")
+    [(run, status, last)] = query(
+        folder, f"SELECT run_id, status, last_step FROM runs WHERE name = '{name}'"
+    )
+    assert (status, last) == ("finished", STEPS)
+    counts = query(
+        folder, f"SELECT generated, trained FROM dbb_step WHERE run_id = {run} ORDER BY step"
+    )
+    assert [trained for _, trained in counts] == [PROMPTS * ROLLOUTS] * STEPS
+    for step, (generated, trained) in enumerate(counts, start=1):
+        groups = rewarded(folder, name, step)
+        assert {rollouts % ROLLOUTS for rollouts, _ in groups.values()} == {0}
+        assert all(0 < successes < rollouts for rollouts, successes in groups.values())
+        stored = query(
+            folder,
+            f"""SELECT prompt, label, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)
+                WHERE step = {step} AND run_id = {run}""",
+        )
+        of = {(prompt, label): tuple(seen) for prompt, label, *seen in stored}
+        assert sum(rollouts for rollouts, _ in of.values()) == generated
+        # The posterior counts the prompts that were passed over as well, two rollouts each.
+        assert (generated - trained) % 2 == 0
+        for key, (rollouts, successes) in groups.items():
+            assert of[key][0] >= rollouts and of[key][1] >= successes
+    assert sum(generated - trained for generated, trained in counts) > 0
