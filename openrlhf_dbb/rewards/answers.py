@@ -57,7 +57,8 @@ _TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _PLACE = re.compile(r"(?:(?<=\s)|\A|(?<=[:=]))\S")  # where the end of a sentence may begin
 _SAID = re.compile(
-    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|(?<!\\)!(?=\Z|\s+[A-Z\d])|\n|\Z|[,;] ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
+    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|(?<!\\)!(?=\Z|\s+[A-Z\d])|\n|\Z"
+    r"|[,;] ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
 )
 _IT_IS = r"\bit(?:\s+is|'s)\s+"
 # A number that is a line, or all that a sentence says
