@@ -43,7 +43,7 @@ from openrlhf_dbb.core.recorded import (
     Recorder,
     changed,
 )
-from openrlhf_dbb.core.replay import ExtraRow, Replay, ReplayMemory, TokenRollout
+from openrlhf_dbb.core.replay import ExtraRow, Replay, TokenRollout
 from openrlhf_dbb.core.rules import refusal
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, RunFacts, with_sources
@@ -128,21 +128,29 @@ class Loop(Generic[RolloutT]):
             ValueError: a name is unknown, a parameter is out of range, they do not fit together, or the record is
                 damaged or of other prompts or sizes.
         """
-        chosen = STRATEGIES.build(strategy, **(strategy_parameters or {}))
         check_thin(thin)
         check_probes(probe_fraction, probe_samples)
-        others: list[Part] = []
-        if replay is not None and replay.samples:
-            others.append(replay)
-        if thin:
-            others.append(Thinning(thin))
-        plan = Plan(posteriors.estimator, form=form, strategy=chosen, group=rollouts, others=others)
+        if replay is not None and not replay.samples:
+            replay = None
+        chosen = STRATEGIES.build(strategy, **(strategy_parameters or {}))
+        plan = Plan(
+            posteriors.estimator,
+            form=form,
+            strategy=chosen,
+            group=rollouts,
+            others=_others(replay, thin),
+        )
         chosen = chosen.derived(plan)
         line = refusal(replace(plan, strategy=chosen))
         if line is not None:
             raise ValueError(line)
         if FORMS.get(form).whitened and tokens_of is None:
             raise ValueError(f"form {form!r} is whitened over the tokens of a step; pass tokens_of")
+        if rollouts_of is not None and (
+            record is not None or strategy != "plain" or probe_fraction
+        ):
+            advice = "leave out record, strategy and probe_fraction"
+            raise ValueError(f"rollouts_of={str(rollouts_of)!r} generates nothing; {advice}")
         self.posteriors = posteriors
         self._keys: list[Key] = list(zip(prompts, labels, strict=True))
         self._generate = generate
@@ -154,25 +162,15 @@ class Loop(Generic[RolloutT]):
         self._tokens_of = tokens_of
         self._thin = thin
         self._seed = seed
-        self._replays: ReplayMemory | None = None
-        if replay is not None and replay.samples:
-            self._replays = replay.memory(form)
+        self._replays = None if replay is None else replay.memory(form)
         facts = with_sources(chosen, RunFacts(groups, rollouts, seed), posteriors.sources)
-        self._recorder: Recorder | None = None
-        self._record: Record | None = None
-        sizes = {"groups": groups, "rollouts": rollouts}
-        same = {DATA_SET: dataset_digest(prompts, labels), **sizes}
-        if rollouts_of is not None:
-            if record is not None or strategy != "plain" or probe_fraction:
-                advice = "leave out record, strategy and probe_fraction"
-                raise ValueError(f"rollouts_of={str(rollouts_of)!r} generates nothing; {advice}")
-            self._record = Record(Path(rollouts_of))
-            self._record.check(same)
-        if record is not None:
-            run = posteriors.run.record
-            about = {"run": run.name, "model": run.model, "same": same}
-            self._recorder = Recorder(Path(record), about)
-            self._recorder.roll_back(posteriors.step)
+        same = {
+            DATA_SET: dataset_digest(prompts, labels),
+            "groups": groups,
+            "rollouts": rollouts,
+        }
+        self._record = None if rollouts_of is None else _opened_record(Path(rollouts_of), same)
+        self._recorder = None if record is None else _recorder(Path(record), same, posteriors)
         row_ids = [posteriors.prompt_ids[key] for key in self._keys]
         self._filler: Filler[int, RolloutT] = Filler(
             ShuffledPrompts(row_ids, seed),
@@ -358,3 +356,27 @@ def _checked(scores: Floats | None) -> Floats:
             "generate returned an answer without scores; pass one for each rollout, NaN where missing"
         )
     return scores
+
+
+def _others(replay: Replay | None, thin: float) -> list[Part]:
+    """Return the parts of a training beside estimator, form and strategy."""
+    others: list[Part] = []
+    if replay is not None:
+        others.append(replay)
+    if thin:
+        others.append(Thinning(thin))
+    return others
+
+
+def _opened_record(folder: Path, same: Mapping[str, Any]) -> Record:
+    record = Record(folder)
+    record.check(same)
+    return record
+
+
+def _recorder(folder: Path, same: Mapping[str, Any], posteriors: Posteriors) -> Recorder:
+    """Return what writes the batches behind the last step of the run."""
+    run = posteriors.run.record
+    recorder = Recorder(folder, {"run": run.name, "model": run.model, "same": same})
+    recorder.roll_back(posteriors.step)
+    return recorder
