@@ -146,11 +146,6 @@ class Loop(Generic[RolloutT]):
             raise ValueError(line)
         if FORMS.get(form).whitened and tokens_of is None:
             raise ValueError(f"form {form!r} is whitened over the tokens of a step; pass tokens_of")
-        if rollouts_of is not None and (
-            record is not None or strategy != "plain" or probe_fraction
-        ):
-            advice = "leave out record, strategy and probe_fraction"
-            raise ValueError(f"rollouts_of={str(rollouts_of)!r} generates nothing; {advice}")
         self.posteriors = posteriors
         self._keys: list[Key] = list(zip(prompts, labels, strict=True))
         self._generate = generate
@@ -169,8 +164,9 @@ class Loop(Generic[RolloutT]):
             "groups": groups,
             "rollouts": rollouts,
         }
-        self._record = None if rollouts_of is None else _opened_record(Path(rollouts_of), same)
-        self._recorder = None if record is None else _recorder(Path(record), same, posteriors)
+        generates = record is not None or strategy != "plain" or probe_fraction > 0
+        self._record = _opened_record(rollouts_of, same, generates=generates)
+        self._recorder = _recorder(record, same, posteriors)
         row_ids = [posteriors.prompt_ids[key] for key in self._keys]
         self._filler: Filler[int, RolloutT] = Filler(
             ShuffledPrompts(row_ids, seed),
@@ -368,15 +364,31 @@ def _others(replay: Replay | None, thin: float) -> list[Part]:
     return others
 
 
-def _opened_record(folder: Path, same: Mapping[str, Any]) -> Record:
-    record = Record(folder)
+def _opened_record(
+    folder: str | Path | None, same: Mapping[str, Any], *, generates: bool
+) -> Record | None:
+    """Return the record that is trained on, if there is one.
+
+    Raises:
+        ValueError: it does not fit, or the loop ``generates`` by its other arguments.
+    """
+    if folder is None:
+        return None
+    if generates:
+        advice = "leave out record, strategy and probe_fraction"
+        raise ValueError(f"rollouts_of={str(folder)!r} generates nothing; {advice}")
+    record = Record(Path(folder))
     record.check(same)
     return record
 
 
-def _recorder(folder: Path, same: Mapping[str, Any], posteriors: Posteriors) -> Recorder:
-    """Return what writes the batches behind the last step of the run."""
+def _recorder(
+    folder: str | Path | None, same: Mapping[str, Any], posteriors: Posteriors
+) -> Recorder | None:
+    """Return what writes the batches behind the last step of the run, if they are recorded."""
+    if folder is None:
+        return None
     run = posteriors.run.record
-    recorder = Recorder(folder, {"run": run.name, "model": run.model, "same": same})
+    recorder = Recorder(Path(folder), {"run": run.name, "model": run.model, "same": same})
     recorder.roll_back(posteriors.step)
     return recorder
