@@ -314,11 +314,12 @@ def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> boo
     for begin, stop in itertools.pairwise([*borders, len(text)]):
         sentence = text[begin:stop]
         numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
+        is_conclusion = CONCLUSION.match(sentence) is not None
+        is_asserted = ASSERTION.search(sentence) is not None
         if any(_is_same(number, value) for number in numbers):
-            is_other = False
-        elif (
-            CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence))
-        ) or ASSERTION.search(sentence):
+            # "I got 5 before." does not take "I get 6." back.
+            is_other = is_other and not is_conclusion and not is_asserted
+        elif is_asserted or (is_conclusion and (numbers or NUMBER_WORD.search(sentence))):
             is_other = True
     return is_other
 

@@ -160,7 +160,7 @@ CONCLUSION = _any(
 )
 ASSERTION = _any(
     # "It is 6."
-    r"(?:\b(?:is|are|was|be|as|get|got|equals?|gives?|becomes?|that)|'s|:|,(?=\s)|\A[^A-Za-z]*=)"
+    r"(?:\b(?:is|are|was|be|as|get|got|obtain(?:ed)?|find|found|reach(?:ed)?|equals?|gives?|becomes?|that)|'s|:|,(?=\s)|\A[^A-Za-z]*=)"
     r"[\s$*\\(]*-?\d[\d.,]*[\s$*)!.\\]*\Z",
     r"(?:\A|:)[\s$*]*-?\d[\d.,]*[\s$*]+(?:is|was)\s+(?:the|my|right|correct)\b",  # "6 is the right one."
 )
