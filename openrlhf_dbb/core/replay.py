@@ -296,6 +296,7 @@ def _checked_copy(rollout: TokenRollout) -> TokenRollout:
 
 
 def joined(arrays: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
+    """Return the arrays one behind the other; without any, an empty one of that type."""
     return np.concatenate([np.empty(0, dtype), *arrays])
 
 
@@ -310,6 +311,11 @@ def _rollouts(arrays: Mapping[str, NDArray[Any]]) -> list[TokenRollout]:
 
 
 def split(values: NDArray[Any], sizes: Sequence[int] | NDArray[np.int64]) -> list[NDArray[Any]]:
+    """Return consecutive parts of these sizes, which :func:`joined` puts together again.
+
+    Raises:
+        ValueError: the sizes do not sum to the number of values.
+    """
     ends = np.cumsum(sizes, dtype=np.int64)
     *parts, rest = np.split(values, ends)
     if rest.size:

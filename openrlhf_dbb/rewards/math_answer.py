@@ -50,7 +50,11 @@ def reward_func(
 def judge(
     response: str, label: str, question: str = ""
 ) -> tuple[float | None, values.Value | None, str | None]:
-    """Return verdict, answer and what was read, as in ``reward_func``; the question, repeated, is no answer."""
+    """Return verdict, answer and what was read, as in ``reward_func``; the question, repeated, is no answer.
+
+    Raises:
+        ValueError: the grammar cannot read the label.
+    """
     right = _read_label(label)
     if right is None:
         problem = f"the verifier cannot read the label {label!r:.80}: {_UNREAD}"
