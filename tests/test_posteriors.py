@@ -640,8 +640,10 @@ def test_an_estimator_that_keeps_nothing_of_a_prompt_takes_its_prior_from_anothe
 
 
 LOOP = """
+import signal
 import sys
 from openrlhf_dbb import Posteriors
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets jobs in its background ignore it
 with Posteriors.create(sys.argv[1], "run", ["p", "q"], ["", ""], estimator="dbb") as run:
     for step in range(1, 1_000_000):
         run.observe(step, ["p", "p", "q"], [""] * 3, [step % 2, 1, 0])
