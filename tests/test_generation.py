@@ -302,7 +302,11 @@ def test_a_verifier_that_is_down_for_three_batches_ends_the_training(generator, 
     with pytest.raises(RunError, match="no rollout of the last 6 prompts could be verified"):
         for _ in range(9):
             made.generate_samples()
-    assert made.filler.generated == 10 * GROUP
+    # Batches of two are judged whole. Replaced groups are judged as they finish: that of 4 may do so
+    # after 3 to 5 others, or when six others have ended the training.
+    least = 10 if sampler is None else 7
+    most = 10 if sampler is None else 13
+    assert least * GROUP <= made.filler.generated <= most * GROUP
 
 
 def test_rejected_groups_are_replaced_until_the_pass_ends(generator):
