@@ -383,7 +383,7 @@ class RewardEstimator(Owner, ABC):
 
 @dataclass(frozen=True)
 class Training:
-    """What is chosen for a training, as far as the rule of an estimator or of a form may ask.
+    """The choices of a training that the rules of estimators and forms read.
 
     Attributes:
         estimator: of the rewards.

@@ -440,3 +440,55 @@ def test_what_a_strategy_derives_is_a_value_of_its_flag_in_every_trainer(thirds)
         checked = settings.check(*TRAINERS[name], 8)
         assert checked.built[1].size == 4
         assert dict(checked.strategy_parameters) == {"parts": 2, "size": 4}
+
+
+SIZED = '''
+from dataclasses import dataclass, replace
+
+from openrlhf_dbb.estimators.registry import parameter
+from openrlhf_dbb.estimators.simple import LaplaceSmoothing
+
+
+@dataclass(frozen=True)
+class Sized(LaplaceSmoothing):
+    """Says how large a group is."""
+
+    size: int = parameter(0, "rollouts of a group; 0: as trained", within="[0, 99]")
+
+    name = "sized"
+
+    def derived(self, training):
+        return self if self.size else replace(self, size=training.group)
+'''
+
+
+@pytest.fixture
+def sized(tmp_path, monkeypatch):
+    """The name of an estimator that stands in one file of somebody else."""
+    (tmp_path / "my_sized.py").write_text(SIZED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "my_sized:Sized"
+    sys.modules.pop("my_sized", None)
+
+
+def test_what_an_estimator_derives_is_stored_by_every_trainer(sized, tmp_path):
+    sizes = ["--train.micro_batch_size", "64", "--rollout.micro_batch_size", "64"]
+    argv = ["--preset", "tiny", "--estimator", sized, GROUP, "8", *sizes]
+    assert arguments.parse(argv).built_estimator.size == 8
+    for name in TRAINERS:
+        by_name = Settings(estimator=sized).check(*TRAINERS[name], 8)
+        assert by_name.built[0].size == 8
+        built = estimators.build(sized)
+        assert Settings(estimator=built).check(*TRAINERS[name], 8).built[0].size == 8
+
+    def loop(rollouts, size):
+        store = f"sqlite:///{tmp_path}/{rollouts}-{size}.db"
+        with Posteriors.create(
+            store, "r", ["a"], ["1"], estimator=sized, parameters={"size": size}
+        ) as posteriors:
+            return Loop(posteriors, ["a"], ["1"], None, groups=1, rollouts=rollouts)
+
+    # A loop of one's own finds the estimator in the store, and so can only say what it has to be.
+    with pytest.raises(ValueError, match=r"sized.*pass parameters=\{'size': 8\} to Posteriors"):
+        loop(8, 0)
+    loop(8, 8)

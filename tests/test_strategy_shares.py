@@ -52,7 +52,7 @@ def test_shares_are_read(text, shares):
         ("math=0.5,code=0.3", "sum to 0.8; give"),
         ("math=0.5,code=0.7,rest", "sum to 1.2; give"),
         ("math=0.5,code=0.5,rest", "sum to 1; give"),
-        (0.5, "0.5 is no text; write"),
+        (0.5, "0.5 is not a text; write"),
     ],
 )
 def test_a_text_without_shares_is_refused_in_one_line(text, problem):

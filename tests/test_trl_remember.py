@@ -575,7 +575,7 @@ def test_other_data_than_the_run_s_are_a_warning_and_refused_by_the_trainer_that
         ({"warm_start_weight": "1"}, r"warm_start_weight = '1' is not in \(0, 1\]"),
         ({"resume": "True"}, "resume = 'True'; give True, False or 'auto'"),
         ({"take_over": "no"}, "take_over = 'no'; give True or False"),
-        ({"run_name": 3}, "run_name = 3 is no text"),
+        ({"run_name": 3}, "run_name = 3 is not a text"),
         ({"store": 3}, "store = 3 is no store"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

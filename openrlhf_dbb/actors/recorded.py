@@ -12,6 +12,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf_dbb import chosen
 from openrlhf_dbb.actors.generation import (
     BudgetSpent,
+    Generated,
     RolloutBatch,
     RolloutGenerator,
     Snapshot,
@@ -85,9 +86,7 @@ class RecordedGenerator(RolloutGenerator):
         self._step = 0
         self._given = 0  # rollouts to train on, and filtered ones
 
-    def generate_samples(
-        self, **generate_kwargs: Any
-    ) -> tuple[RolloutBatch, float | None, int, bool]:
+    def generate_samples(self, **generate_kwargs: Any) -> Generated:
         """Return the next recorded batch, as :meth:`RolloutGenerator.generate_samples`.
 
         Raises:

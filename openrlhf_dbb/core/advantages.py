@@ -46,7 +46,7 @@ class Thinning(Part):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """What it asks of a host."""
+        """The capabilities of a host that it needs."""
         return frozenset({Capability.THIN})
 
     def shown(self, plan: Plan) -> str:

@@ -47,7 +47,8 @@ from openrlhf_dbb.core.replay import ExtraRow, Replay, TokenRollout
 from openrlhf_dbb.core.rules import refusal
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, RunFacts, with_sources
-from openrlhf_dbb.estimators import FORMS
+from openrlhf_dbb.estimators import FORMS, RewardEstimator
+from openrlhf_dbb.estimators.registry import differing
 
 SAVED = "posteriors.json"
 
@@ -125,8 +126,8 @@ class Loop(Generic[RolloutT]):
                 is not called, and the iteration ends with the record.
 
         Raises:
-            ValueError: a name is unknown, a parameter is out of range, they do not fit together, or the record is
-                damaged or of other prompts or sizes.
+            ValueError: a name is unknown, a parameter is out of range, they do not fit together, another parameter
+                of the estimator follows from them, or the record is damaged or of other prompts or sizes.
         """
         check_thin(thin)
         check_probes(probe_fraction, probe_samples)
@@ -140,6 +141,7 @@ class Loop(Generic[RolloutT]):
             group=rollouts,
             others=_others(replay, thin),
         )
+        _refuse_other_parameters(posteriors.estimator, plan)
         chosen = chosen.derived(plan)
         line = refusal(replace(plan, strategy=chosen))
         if line is not None:
@@ -352,6 +354,14 @@ def _checked(scores: Floats | None) -> Floats:
             "generate returned an answer without scores; pass one for each rollout, NaN where missing"
         )
     return scores
+
+
+def _refuse_other_parameters(estimator: RewardEstimator, plan: Plan) -> None:
+    """Raise ValueError if parameters of the estimator, which the run has stored, would follow from the training."""
+    other = differing(estimator, estimator.derived(plan))
+    if other:
+        problem = f"estimator {estimator.name!r}: from this training follows {other}"
+        raise ValueError(f"{problem}; pass parameters={other} to Posteriors.create")
 
 
 def _others(replay: Replay | None, thin: float) -> list[Part]:

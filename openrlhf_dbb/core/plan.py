@@ -1,4 +1,4 @@
-"""What is chosen for a training, and the contract of the parts that ask something of a trainer."""
+"""The choices of a training, and the contract of its parts, which may need something of the trainer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class Part(Owner):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """What it asks of a host."""
+        """The capabilities of a host that it needs."""
         return frozenset()
 
     def shown(self, plan: "Plan") -> str:
@@ -52,7 +52,7 @@ class Part(Owner):
 
 @dataclass(frozen=True)
 class Plan(Training):
-    """What is chosen for a training; its base class has what estimators and forms read.
+    """The choices of a training. The base class has those that estimators and forms read.
 
     Attributes:
         strategy: of the rollouts; None: every prompt and every group.

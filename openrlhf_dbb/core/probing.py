@@ -1,4 +1,7 @@
-"""What is probed: its flags, what it asks of a trainer. ``core/probes.py`` chooses the prompts and measures."""
+"""The flags of probes and the capability that they need. ``core/probes.py`` chooses the prompts and measures.
+
+It stands alone because the command reads flags without importing the store.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,7 +28,7 @@ class Probing(Part):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """What it asks of a host."""
+        """The capabilities of a host that it needs."""
         return frozenset({Capability.PROBE})
 
     def shown(self, plan: Plan) -> str:

@@ -115,7 +115,7 @@ class Replay(Part):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """What it asks of a host."""
+        """The capabilities of a host that it needs."""
         return frozenset({Capability.EXTRA_ROWS})
 
     def shown(self, plan: Plan) -> str:

@@ -25,19 +25,25 @@ _COUNTS = (
 
 
 def overview(store: PosteriorStore, run: RunRecord) -> Numbers:
-    """Return a run in numbers, ready for JSON.
-
-    A share of zero-variance rollouts is None at N = 1, where it is not defined.
-    """
-    status = state(run)
-    totals = {}
-    measured = None
+    """Return a run in numbers, ready for JSON, with the status "damaged" if a value of it cannot be read."""
     try:
         with naming_damage(f"run {run.name!r}"):
             totals = usage_totals(store, run)
             measured = held_out_numbers(store, run)
     except StoreError:  # told where this run is asked for; a list has others
-        status = "damaged"
+        return in_numbers(run, {}, None) | {"status": "damaged"}
+    return in_numbers(run, totals, measured)
+
+
+def in_numbers(run: RunRecord, totals: Numbers, measured: Numbers | None) -> Numbers:
+    """Return a run in numbers, ready for JSON.
+
+    A share of zero-variance rollouts is None at N = 1, where it is not defined.
+
+    Args:
+        totals: of :func:`usage_totals`.
+        measured: of :func:`held_out_numbers`.
+    """
     equal = None
     rescued = None
     if totals.get("mixed_groups") is not None:
@@ -47,7 +53,7 @@ def overview(store: PosteriorStore, run: RunRecord) -> Numbers:
         "number": run.run_id,
         "name": run.name,
         "uuid": run.uuid,
-        "status": status,
+        "status": state(run),
         "step": run.last_step,
         "held_out": measured,
         "method": run.method or None,
@@ -72,7 +78,11 @@ def usage_totals(store: PosteriorStore, run: RunRecord) -> Numbers:
     groups have one rollout (fewer than two on average), so that zero variance is not defined.
     """
     [row] = store.query(_USAGE, run=run.run_id)
-    totals = row._asdict()
+    return with_mixed_groups(row._asdict())
+
+
+def with_mixed_groups(totals: Numbers) -> Numbers:
+    """Add what a mixed group cost to the sums of a run's usage, as :func:`usage_totals`."""
     mixed = mixed_groups(totals)
     return totals | {
         "single": bool(totals["groups"]) and mixed is None,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrlhf_dbb.inspect.facts import facts, read_view
-from openrlhf_dbb.inspect.numbers import Numbers, overview
+from openrlhf_dbb.inspect.numbers import Numbers, in_numbers, overview, with_mixed_groups
 from openrlhf_dbb.inspect.status import age, method, status
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.secrets import without_passwords, without_secrets
@@ -96,7 +96,8 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
             "easiest": easiest,
             "configuration": without_secrets(run.config),
         }
-        print(json_text(overview(store, run) | more))
+        numbers = in_numbers(run, with_mixed_groups(view.totals), view.held_out)
+        print(json_text(numbers | more))
         return
     print_facts(facts(view).items())
     parts = {"hardest prompts": hardest, "easiest prompts": easiest}

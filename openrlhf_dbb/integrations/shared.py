@@ -205,6 +205,8 @@ class Settings:
         if of_estimator and isinstance(self.estimator, str):
             known = {**(self.parameters or {}), **of_estimator}
             settings = dataclasses.replace(settings, parameters=known)
+        elif of_estimator:
+            settings = dataclasses.replace(settings, estimator=estimator.derived(plan))
         return settings
 
 
@@ -567,4 +569,4 @@ def _check_weight(weight: Any) -> None:
 def check_text(name: str, value: Any) -> None:
     """Raise ValueError for a setting that is neither a text nor None."""
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name} = {value!r:.80} is no text; give a name")
+        raise ValueError(f"{name} = {value!r:.80} is not a text; give a name")

@@ -182,7 +182,7 @@ def history(store: PosteriorStore, run: RunRecord) -> History:
     """Return the visits of all prompts of a run.
 
     Raises:
-        StoreError: a value is no number, or a step none that the run has.
+        StoreError: a value is not a number, or the run has no such step.
     """
     check_steps(store, run, "dbb_history")
     with store.database.transaction() as connection:

@@ -3,7 +3,7 @@
     here       the contract: RolloutStrategy, Sampler, Decision; the registry; plain: every prompt, every group
     dynamic    groups of zero variance are replaced (DAPO)
     greso      prompts whose groups had zero variance are skipped (GRESO)
-    draws      what the following three have in common
+    draws      what posterior, limit, target and allocate have in common
     posterior  prompts are drawn by the variance that their posterior expects
     limit      prompts that are too easy or too hard rest, and come back every few passes
     target     prompts near a pass rate that moves during the run
@@ -199,7 +199,7 @@ class RolloutStrategy(Part):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """What it asks of a host."""
+        """The capabilities of a host that it needs."""
         needs = set()
         if self.draws:
             needs.add(Capability.DRAW)

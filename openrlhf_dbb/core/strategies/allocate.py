@@ -7,7 +7,6 @@ variance, too; see docs/methods.md.
 Axes: P prompts of the run, B of a batch, K numbers of rollouts.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,20 +17,18 @@ from openrlhf_dbb.core.host import Capability
 from openrlhf_dbb.core.strategies import (
     Drawn,
     Predictive,
-    RolloutStrategy,
     RunFacts,
-    Sampler,
     parameter,
     register,
 )
+from openrlhf_dbb.core.strategies.draws import BatchSampler, DrawingStrategy
 from openrlhf_dbb.core.strategies.posterior import expected_variance
-from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators.base import Floats
 
 
 @register
 @dataclass(frozen=True)
-class Allocate(RolloutStrategy):
+class Allocate(DrawingStrategy):
     """A prompt gets rollouts in proportion to sqrt(E[p (1 - p)]), p being its success probability.
 
     A batch of B prompts has B N rollouts, and each prompt from ``min`` to ``max`` of them. Each
@@ -55,11 +52,6 @@ class Allocate(RolloutStrategy):
             raise ValueError(
                 f"allocate.min = {self.min!r} is above allocate.max = {self.max!r}; lower it"
             )
-
-    @property
-    def draws(self) -> bool:
-        """True: the forecast tells how many rollouts a drawn prompt gets."""
-        return True
 
     @property
     def min_rollouts(self) -> int:
@@ -89,24 +81,16 @@ class Allocate(RolloutStrategy):
         return AllocateSampler(self, facts)
 
 
-class AllocateSampler(Sampler):
-    """Draws a batch when the last one has been handed out, and allocates its rollouts."""
+class AllocateSampler(BatchSampler):
+    """Takes the prompts of a batch in the order of the pass, and allocates its rollouts."""
 
-    kept: ClassVar[tuple[str, ...]] = ("_random", "_order", "_batch", "_metrics")
+    kept: ClassVar[tuple[str, ...]] = (*BatchSampler.kept, "_order", "_metrics")
 
     def __init__(self, strategy: Allocate, facts: RunFacts) -> None:
         super().__init__(facts)
         self._strategy = strategy
-        self._random = np.random.default_rng(facts.seed)
         self._order: list[int] = []  # of the pass, what is left
-        self._batch: list[Drawn] = []
         self._metrics: dict[str, float] = {}
-
-    def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
-        """Return the next prompt of the batch, and its rollouts; draw a batch if none is left."""
-        if not self._batch:
-            self._batch = self._draw(predictive())
-        return self._batch.pop(0)
 
     def _draw(self, predictive: Predictive) -> list[Drawn]:
         prompts_B = self._next_prompts(predictive.prompt_ids)
@@ -131,11 +115,6 @@ class AllocateSampler(Sampler):
     def _next_prompts(self, prompt_ids_P: NDArray[np.int64]) -> list[int]:
         """Return the next batch of different prompts; the next pass completes one."""
         groups = self.facts.groups
-        if groups > len(prompt_ids_P):
-            raise RunError(
-                f"a batch of {groups} prompts, but only {len(prompt_ids_P)} prompts differ; "
-                "lower the batch size"
-            )
         missing = groups - len(self._order)
         if missing > 0:
             last = self._order

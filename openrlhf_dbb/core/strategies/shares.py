@@ -46,7 +46,7 @@ class Shares(RolloutStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.of, str):
-            raise ValueError(f"shares.of = {self.of!r:.80} is no text; {_EXAMPLE}")
+            raise ValueError(f"shares.of = {self.of!r:.80} is not a text; {_EXAMPLE}")
         _ = self.by_name
 
     @property
