@@ -91,14 +91,23 @@ class StudyRun:
 def collect(store_url: str, folder: Path) -> None:
     """Write runs.csv, epochs.csv, mse.csv, priors.csv and transfer.csv, and print the runs that were left out.
 
-    Rows of runs that are not in the store are kept.
+    Rows of runs that are not in the store are kept. Where the store has no finished run, they stay as they are.
 
     Args:
         folder: of the trainings. ``times.jsonl`` and ``exact.jsonl`` in it are optional. A line has a run and numbers.
             ``transfer/``, optional too, has an evaluation of ``openrlhf-dbb evaluate`` for each run.
+
+    Raises:
+        UsageError: there is neither a finished run nor a runs.csv.
     """
     with storage.open_store(store_url, create=False) as store:
         runs = _finished(store)
+        if not runs and (folder / "runs.csv").exists():
+            return
+        if not runs:
+            raise UsageError(
+                f"{store.location} has no finished run of the study; train some, or name another store"
+            )
         measured = [_measures(store, run) for run in runs]
     lasts = pd.DataFrame([last for _, last in measured])
     for file in (TIMES, EXACT):
@@ -212,10 +221,6 @@ def _finished(store: storage.PosteriorStore) -> list[StudyRun]:
             print(f"left out: {record.name}, unfinished at step {record.last_step}")
         else:
             runs.append(StudyRun(record, *parts))
-    if not runs:
-        raise UsageError(
-            f"{store.location} has no finished run of the study; train some, or name another store"
-        )
     return runs
 
 

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -235,14 +235,15 @@ def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds:
 def _side_by_side(
     function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], lanes: int, title: str
 ) -> Iterator[Any]:
-    """Call a module-level function with each job's arguments, in processes; yield results in order of completion."""
+    """Call a module-level function with each job's arguments, in processes; yield results in the order of the jobs.
+
+    So the last row of a run is written after its other rows.
+    """
     from tqdm import tqdm
 
     if not jobs:
         return
     with ProcessPoolExecutor(lanes, mp_context=get_context("spawn")) as pool:
         waiting = [pool.submit(function, *arguments) for arguments in jobs]
-        for job in tqdm(
-            as_completed(waiting), total=len(waiting), desc=title, unit="run", disable=None
-        ):
+        for job in tqdm(waiting, desc=title, unit="run", disable=None):
             yield job.result()

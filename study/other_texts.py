@@ -1,5 +1,8 @@
 """The memory of protocol "rival" that knows each prompt by its own counts alone: other prompts' texts stand for theirs.
 
+Features do not tell which prompt they are of, because prompts whose numbers have equally many digits share them: the
+pool has 77 kinds. So the state says whose text each prompt has.
+
 ``--estimator study.other_texts:OwnCounts``
 """
 
@@ -18,33 +21,35 @@ from study import protocol
 
 
 @functools.cache
-def _others() -> dict[bytes, Floats]:
-    """Return the features that another prompt of the pool has, by the features of a prompt."""
+def pool_features() -> Floats:
+    """Return the features of the texts of the protocol's pool, (P, D), each text once."""
     flags = protocol.load("rival").choose(["rival"])[0].flags
     template = flags["data.input_template"]
     problems = tasks.problems(flags["data.prompt_dataset"], instruction="")
-    questions = list(dict.fromkeys(problem["prompt"] for problem in problems))
-    features_P_D = text_features([template.format(question) for question in questions])
-    order_P = np.random.default_rng(0).permutation(len(questions))
-    others = {}
-    for row, other in enumerate(order_P):
-        others[features_P_D[row].tobytes()] = features_P_D[other]
-    return others
+    questions = dict.fromkeys(problem["prompt"] for problem in problems)
+    return text_features([template.format(question) for question in questions])
 
 
 def _with_other_texts(state: State) -> State:
     if "features" not in state:
         return state
-    others = _others()
-    swapped = [others[row.tobytes()] for row in state["features"]]
-    return state | {"features": np.stack(swapped)}
+    return state | {"features": pool_features()[state["text"].astype(int)]}
 
 
 @dataclass(frozen=True)
 class OtherTexts(SelfTuningBetaBernoulli):
-    """``auto`` on a pool whose texts are permuted among its prompts."""
+    """``auto`` on a pool whose texts are permuted among its prompts.
+
+    State, beside that of ``auto``:
+        text: the row in :func:`pool_features` that a prompt has in place of its own.
+    """
 
     name: ClassVar[str] = "other_texts"
+    state_fields = (*SelfTuningBetaBernoulli.state_fields, "text")  # type: ignore[assignment]
+
+    def initial_state(self, num_prompts: int) -> State:
+        texts_P = np.random.default_rng(0).permutation(num_prompts)
+        return super().initial_state(num_prompts) | {"text": texts_P.astype(np.float64)}
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
         return super().update(_with_other_texts(state), rewards_P_G)

@@ -155,7 +155,7 @@ def _arms(study: Study, points: Any) -> Table:
 
 def _curves(points: Any) -> Any:
     """Return the figure of the arms' mean curves with bands of 95 %, by the deviation within each arm."""
-    figure, ((axes,),) = figures.new_figure(1, 1, height=5.2)
+    figure, ((axes,),) = figures.new_figure(1, 1, height=5.8)
     grid_E = np.linspace(0, BUDGET, 25)
     looks = [figures.LOOKS["point"], figures.LOOKS["dbb"], *figures._MORE]
     for look, (arm, label) in zip(looks, ARMS.items(), strict=False):
@@ -167,10 +167,12 @@ def _curves(points: Any) -> Any:
         mean_E = percent_R_E.mean(axis=0)
         axes.plot(grid_E, mean_E, label=f"{label}, n = {len(curves)}", **look)
         half_E = stats.sem(percent_R_E) * stats.t.ppf(0.975, len(curves) - 1)
-        axes.fill_between(grid_E, mean_E - half_E, mean_E + half_E, alpha=0.12)
-    axes.set_ylabel("probability of the right held-out answer, %")
+        low_E = mean_E - half_E
+        high_E = mean_E + half_E
+        axes.fill_between(grid_E, low_E, high_E, color=look["color"], alpha=0.12, linewidth=0)
+    axes.set_ylabel("right answer's probability, %")
     axes.set_xlabel("rollouts")
     figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=1, handlelength=3
     )
     return figure

@@ -220,6 +220,27 @@ def read(path: Path, columns: Sequence[str]) -> Any:
     return rows
 
 
+def finished(folder: Path, *, forced: bool) -> set[str]:
+    """Return the runs in a folder's runs.csv; with ``forced`` only those whose last step is in its forced.csv.
+
+    Raises:
+        UsageError: a file lacks a column.
+    """
+    runs = read(folder / "runs.csv", COLUMNS["runs"])
+    if not forced:
+        return set(runs.run)
+    points = read(folder / "forced.csv", COLUMNS["forced"])
+    measured = set(zip(points.run, points.step, strict=True))
+    return {run.run for run in runs.itertuples() if (run.run, run.steps) in measured}
+
+
+def drop(path: Path, runs: Iterable[str]) -> None:
+    """Remove the rows of runs from a CSV file, if it exists."""
+    if path.exists():
+        every = pd.read_csv(path)
+        write(path, every[~every.run.isin(list(runs))])
+
+
 def write(path: Path, rows: Any) -> None:
     """Write a pandas frame. The file appears complete or not at all."""
     part = path.with_name(f"{path.name}.part")

@@ -22,7 +22,7 @@ from typing import Any
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.errors import RunError, UsageError
-from study import protocol
+from study import protocol, rows
 from study.collect import TIMES
 from study.protocol import PlannedRun, Protocol
 
@@ -85,6 +85,8 @@ def train(
 ) -> dict[str, str]:
     """Train the runs that are not finished, ``lanes`` side by side.
 
+    A run is finished in the study's store, or by its rows in ``folder``, which another machine may have made.
+
     Returns:
         An error by the name of each run that failed.
     """
@@ -93,8 +95,12 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     with storage.open_store(store_url(folder)) as store:
         status = {record.name: record.status for record in store.runs()}
-    left = [run for run in chosen if status.get(run.name) != "finished"]
+    done = rows.finished(folder, forced=bool(plan.forced))
+    done |= {name for name, of_run in status.items() if of_run == "finished"}
+    left = [run for run in chosen if run.name not in done]
     print(f"{len(chosen)} runs, {len(chosen) - len(left)} of them finished", flush=True)
+    if plan.forced:  # what was measured of an earlier, lost training of these runs
+        rows.drop(folder / "forced.csv", [run.name for run in left])
     tasks = (
         prepare_tasks({(run.start, run.seed) for run in left}, folder, lanes) if plan.task else {}
     )
