@@ -12,7 +12,7 @@ from pathlib import Path
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.storage import StoreError
-from study import protocol, rare, simulate
+from study import protocol, rare, simulate, spend
 from study.rows import Study
 
 RESULTS = TABLES = Path(__file__).parent / "results"
@@ -105,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
     claims.set_defaults(command=_claims)
     simulate.add_command(commands)
     rare.add_command(commands)
+    spend.add_command(commands)
     return parser
 
 
@@ -188,6 +189,8 @@ def _draw(_: argparse.Namespace) -> int:
     _write_page(
         TABLES / "rare", rare.TITLE, map(cells.markdown, rare.report(RESULTS / "rare", FIGURES))
     )
+    tables = spend.report(RESULTS / spend.NAME, FIGURES)
+    _write_page(TABLES / spend.NAME, spend.TITLE, map(cells.markdown, tables))
     return 0
 
 
