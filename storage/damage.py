@@ -54,7 +54,7 @@ def _refusal(
             what = f"{each} of a row in {name} of run {run.name!r}"
             for other in keys:
                 if other.name not in ("run_id", each):
-                    what += f", {other.name} {row._mapping[other.name]}"
+                    what += f", {other.name.removesuffix('_id')} {row._mapping[other.name]!r:.60}"
             return refusal(what, row._mapping[each], _allowed(name, each, key["last"]))
     raise AssertionError(f"{name} has changed within a transaction")
 

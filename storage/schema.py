@@ -130,12 +130,8 @@ posterior = _table(
     "dbb_posterior",
     _key("run_id", BigInteger, "the run"),
     _key("prompt_id", BigInteger, "the prompt"),
-    _optional(
-        "alpha", Double, "discounted successes, rollouts; NULL if the estimator has none", least=0
-    ),
-    _optional(
-        "beta", Double, "discounted failures, rollouts; NULL if the estimator has none", least=0
-    ),
+    _optional("alpha", Double, "discounted successes, rollouts; NULL if the estimator has none"),
+    _optional("beta", Double, "discounted failures, rollouts; NULL if the estimator has none"),
     _optional(
         "state", Text, "other state fields, JSON list in the order of state_fields; NULL if none"
     ),
@@ -153,13 +149,13 @@ history = _table(
     _key("prompt_id", BigInteger, "the prompt"),
     _required("rollouts", BigInteger, "rewards seen in this step", least=1),
     _required("successes", Double, "their sum"),
-    _optional("alpha", Double, "posterior after the step, as in dbb_posterior", least=0),
-    _optional("beta", Double, "posterior after the step", least=0),
+    _optional("alpha", Double, "posterior after the step, as in dbb_posterior"),
+    _optional("beta", Double, "posterior after the step"),
     _optional("state", Text, "posterior after the step"),
     _required("mean", Double, "estimated mean of one reward, used in this step"),
     _required("variance", Double, "estimated variance of one reward, used in this step"),
-    _optional("prev_alpha", Double, "posterior before the step; NULL if there was none", least=0),
-    _optional("prev_beta", Double, "posterior before the step", least=0),
+    _optional("prev_alpha", Double, "posterior before the step; NULL if there was none"),
+    _optional("prev_beta", Double, "posterior before the step"),
     _optional(
         "prev_state", Text, "posterior before the step if prev_step is 0; else that step has it"
     ),
@@ -478,10 +474,16 @@ def _create(connection: Connection, database: Database) -> None:
 def _check_version(connection: Connection, database: Database) -> bool:
     if not inspect(connection).has_table(schema_version.name):
         return False
-    stored, library = connection.execute(schema_version.select()).one()
+    rows = connection.execute(schema_version.select()).all()
+    if len(rows) != 1:
+        raise StoreError(
+            f"{database.location} has {len(rows)} rows in {schema_version.name}; it must have one, "
+            f"of version {SCHEMA_VERSION}; restore a backup"
+        )
+    [(stored, library)] = rows
     if stored != SCHEMA_VERSION:
         raise StoreError(
-            f"{database.location} has schema version {stored} of openrlhf-dbb {library}; this openrlhf-dbb "
+            f"{database.location} has schema version {stored!r:.60} of openrlhf-dbb {library!r:.60}; this openrlhf-dbb "
             f"({version('openrlhf-dbb')}) needs version {SCHEMA_VERSION}; use that release, or name a new database"
         )
     return True
