@@ -5,7 +5,6 @@ needs a new ``SCHEMA_VERSION``. A database of another version is refused, since 
 """
 
 import math
-import sys
 from importlib.metadata import version
 from typing import Any
 
@@ -53,7 +52,7 @@ def _optional(name: str, kind: Any, comment: str, **bounds: float) -> Column[Any
 
 
 _MOST_COUNTED = 10**12  # the sum of a run's steps fits into 64 bits
-_LARGEST = sys.float_info.max
+_LARGEST = 1e150  # its square is finite
 _ANY: dict[str, float] = {"least": -math.inf, "most": math.inf}
 
 

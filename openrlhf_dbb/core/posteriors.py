@@ -416,7 +416,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         stored = self.run.load_shared()
         expected = {field: initial[field].shape for field in self._belief.shared_fields}
         found = {field: vector.shape for field, vector in stored.items()}
-        if stored and found != expected:
+        if found != expected and (stored or self.run.record.last_step):
             what = (
                 f"run-wide state of run {self.run.record.name!r} (the last shared, or shared_start)"
             )
