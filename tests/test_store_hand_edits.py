@@ -146,10 +146,13 @@ def refused_in_one_line():
         ("UPDATE dbb_step SET created_at = 'x'", "created_at of run 'edited' is 'x'"),
         (
             "UPDATE dbb_history SET mean = 'x'",
-            "mean of the row .*'prompt_id': 1.* is 'x'; it must be a number",
+            "mean of a row in dbb_history of run 'edited', step 1, prompt 1 is 'x'; it must be a number",
         ),
         ("UPDATE dbb_history SET variance = 'x'", "variance of .* is 'x'; it must be a number"),
-        ("UPDATE dbb_evaluation SET step = 'x'", "step of a row of run 'edited' is 'x'"),
+        (
+            "UPDATE dbb_evaluation SET step = 'x'",
+            "step of a row in dbb_evaluation of run 'edited', evaluation 1 is 'x'",
+        ),
         ("UPDATE dbb_step SET created_at = x'ff'", "last_step_at of .* run 'edited' is b'.xff'"),
         (
             "UPDATE dbb_run SET shared_start = '{\"a\": 1}'",
