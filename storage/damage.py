@@ -74,7 +74,9 @@ def _allowed(table: str, name: str, last_step: int) -> str:
 def _rows(name: str, of_step: bool) -> Select[Any]:
     """Return a query of one row of a run. Its columns have no type: a value is shown as it is stored."""
     table = schema.metadata.tables[name]
-    rows = select(*(column(each.name) for each in table.columns)).select_from(table).limit(1)
+    rows: Select[Any] = (
+        select(*(column(each.name) for each in table.columns)).select_from(table).limit(1)
+    )
     if of_step:
         rows = rows.where(table.c.step == bindparam("step"))
     return rows.where(_of_run(table, bindparam("run")))
@@ -111,7 +113,7 @@ def _out_of_bounds(each: Column[Any], kind: type) -> ColumnElement[bool]:
     least, most = schema.bounds(each)
     last = bindparam("last", type_=BigInteger)
     # True of NaN too, which PostgreSQL takes for the largest number, and of any text in SQLite.
-    outside = ~each.between(least, last if each.name == "step" else most)
+    outside: ColumnElement[bool] = ~each.between(least, last if each.name == "step" else most)
     if kind is int:  # SQLite keeps fractions in any column
         outside = or_(outside, each != cast(each, BigInteger))
     return outside
