@@ -74,9 +74,9 @@ def _allowed(table: str, name: str, last_step: int) -> str:
 def _rows(name: str, of_step: bool) -> Select[Any]:
     """Return a query of one row of a run. Its columns have no type: a value is shown as it is stored."""
     table = schema.metadata.tables[name]
-    rows: Select[Any] = (
-        select(*(column(each.name) for each in table.columns)).select_from(table).limit(1)
-    )
+    columns: list[Any] = [column(each.name) for each in table.columns]
+    rows: Select[Any] = select(*columns)
+    rows = rows.select_from(table).limit(1)
     if of_step:
         rows = rows.where(table.c.step == bindparam("step"))
     return rows.where(_of_run(table, bindparam("run")))
