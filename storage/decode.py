@@ -5,6 +5,7 @@ Each function names the value that it refuses. ``what`` says which value it is, 
 
 import contextlib
 import json
+import math
 import traceback
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -73,8 +74,8 @@ def numbers(value: Any, what: str) -> dict[str, float | None]:
     """Return a JSON object of numbers and nulls, empty for NULL; else raise StoreError."""
     decoded = json_object("{}" if value is None else value, what)
     for number in decoded.values():
-        if number is not None and not isinstance(number, (int, float)):
-            raise refusal(what, value, "a JSON object of numbers")
+        if number is not None and not (isinstance(number, (int, float)) and math.isfinite(number)):
+            raise refusal(what, value, "a JSON object of finite numbers")
     return decoded
 
 

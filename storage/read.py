@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.storage import decode
+from openrlhf_dbb.storage.damage import check_rows
 from openrlhf_dbb.storage.engine import chunks, table
 from openrlhf_dbb.storage.errors import StoreError, retried
 from openrlhf_dbb.storage.records import (
@@ -91,12 +92,14 @@ class HeldOut:
 
 def read_log(store: PosteriorStore, run: RunRecord) -> StepLog:
     """Return all groups of rollouts of a run; empty columns if the run has no steps."""
+    check_rows(store.database, run, "dbb_history")
     where = "FROM posterior_history WHERE run_id = :run ORDER BY step, prompt_id"
     return StepLog(**columns(store, _kinds(StepLog), where, run=run.run_id))
 
 
 def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
     """Return all probes of a run with the estimates of the same step; empty columns if the run has no probes."""
+    check_rows(store.database, run, "dbb_probe", "dbb_history")
     where = """FROM (SELECT p.*, h.mean, h.variance FROM dbb_probe p LEFT JOIN dbb_history h
                      ON h.run_id = p.run_id AND h.step = p.step AND h.prompt_id = p.prompt_id) probed
                WHERE run_id = :run ORDER BY step, prompt_id"""
@@ -123,6 +126,7 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
 
     Steps at which a benchmark has no verified response are left out.
     """
+    check_rows(store.database, run, "dbb_evaluation", "dbb_evaluation_result")
     query = """SELECT step, avg(accuracy) AS accuracy, count(*) AS benchmarks, CAST(sum(prompts) AS BIGINT) AS prompts,
                       max(samples * repeats) AS samples
                FROM evaluations WHERE run_id = :run AND name = :name AND step IS NOT NULL
@@ -165,6 +169,7 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     on in this run, ``mean`` is of their posterior means; ``samples`` are of the probes, not counted in ``rollouts``.
     None: nothing to average, no checkpoint, or counts of :class:`openrlhf_dbb.storage.Usage` that were not made.
     """
+    check_rows(store.database, run, "dbb_step", "dbb_posterior", "dbb_checkpoint", "dbb_probe")
     query = f"""
         SELECT s.*, q.prompts, q.visited, q.mean, c.checkpoint, p.probes, p.samples
         FROM (SELECT count(*) AS steps, CAST(coalesce(sum(prompts), 0) AS BIGINT) AS visits,
@@ -294,14 +299,15 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
     Mean and variance are the posterior's after the visit; those that it was scored with where there is no posterior.
     """
     # Walks back from step to step: an index of the history by prompt would slow every step down. SQLite keeps the
-    # order of a cross join; of a plain join it may read all steps of the run first.
+    # order of a cross join; of a plain join it may read all steps of the run first. An edited prev_step that is no
+    # earlier step would let it walk for ever.
     query = f"""
         WITH RECURSIVE visit(step) AS (
             SELECT step FROM dbb_posterior WHERE run_id = :run AND prompt_id = :prompt
             UNION ALL
             SELECT h.prev_step FROM visit v
             JOIN dbb_history h ON h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt
-            WHERE h.prev_step > 0)
+            WHERE h.prev_step BETWEEN 1 AND v.step - 1)
         SELECT h.step, h.rollouts, h.successes, h.alpha, h.beta,
                {MEAN} AS mean, {VARIANCE} AS variance, coalesce(h.step - 1 - h.policy_version, 0.0) AS lag
         FROM visit v CROSS JOIN dbb_history h
@@ -345,6 +351,7 @@ def prompt_rates(
 
     ``wrong`` and ``right`` are the scores of a rollout; ``successes`` counts the right ones.
     """
+    check_rows(store.database, run, "dbb_history")
     kinds = dict.fromkeys(("prompt_id", "visits", "rollouts", "flips"), "<i8")
     kinds |= dict.fromkeys(("successes", "best", "last"), "<f8")
     counted = f"""SELECT run_id, step, prompt_id, rollouts, round({_RIGHT}) AS successes
@@ -367,6 +374,7 @@ def kept_group(
         SELECT sample, reward, score, read, baseline, scale, weight, {ADVANTAGE}, text AS response
         FROM rollouts r JOIN dbb_step s USING (run_id, step)
         WHERE run_id = :run AND step = :step AND prompt_id = :prompt ORDER BY sample"""
+    check_rows(store.database, run, "dbb_history", "dbb_rollout", step=step)
     place = {"step": step, "prompt": prompt_id}
     return _rows(store, run, group, **place), _rows(store, run, rollouts, **place)
 
@@ -379,6 +387,6 @@ def _rows(store: PosteriorStore, run: RunRecord, query: str, **parameters: Any) 
             what = f"{name} of a row of run {run.name!r}"
             if name in _TEXTS:
                 decode.typed(value, str, what)
-            elif not (value is None or isinstance(value, (int, float))):
+            elif not (value is None or isinstance(value, (int, float))) or value != value:
                 raise decode.refusal(what, value, "a number")
     return rows

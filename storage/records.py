@@ -278,7 +278,7 @@ class StateLayout:
     def from_columns(self, rows: NDArray[np.void], run: str) -> Floats:
         """Return the (P, F) state of records of a run with its columns and prompt_id, none of them NULL.
 
-        Raise StoreError if a state cannot be read.
+        Raise StoreError if a state cannot be read, or a value of it is not finite.
         """
         state = np.empty((len(rows), len(self.fields)))
         for row, stored in enumerate(rows["state"] if self.others else ()):
@@ -287,6 +287,9 @@ class StateLayout:
         for name, kind in self.columns:
             if kind != "O":
                 state[:, self.fields.index(name)] = rows[name]
+        for row, place in np.argwhere(~np.isfinite(state)):
+            what = f"{self.fields[place]} of prompt {rows['prompt_id'][row]} in run {run!r}"
+            raise decode.refusal(what, state[row, place].item(), "a finite number")
         return state
 
 

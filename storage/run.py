@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
 
 from openrlhf_dbb.storage import decode, records, schema, write
+from openrlhf_dbb.storage.damage import check_rows
 from openrlhf_dbb.storage.engine import Database, table
 from openrlhf_dbb.storage.errors import StoreError, retried
 from openrlhf_dbb.storage.owner import NOBODY, Owner
@@ -71,6 +72,7 @@ class Run:
         # reading.
         query = f"""SELECT {", ".join(name for name, _ in kind)} FROM dbb_posterior
                     WHERE run_id = :run ORDER BY prompt_id"""
+        check_rows(self._database, self.record, "dbb_posterior")
         with self._database.transaction() as connection:
             stored = table(connection, kind, query, {"run": self.record.run_id})
             # After reading: nobody else can have written what was read.
@@ -441,6 +443,7 @@ def _known(
     """
     layout = records.StateLayout(source.state_fields)
     key = {"run": source.run_id}
+    check_rows(database, source, "dbb_posterior")
     with database.transaction() as connection:
         if replayed is not None:
             prompts = _hashes(connection, database, replayed.prompt_ids)

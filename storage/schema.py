@@ -4,6 +4,7 @@ The views are the same on both databases. Build on the views: tables may change 
 needs a new ``SCHEMA_VERSION``. A database of another version is refused, since there are no migrations.
 """
 
+import math
 from importlib.metadata import version
 from typing import Any
 
@@ -37,16 +38,30 @@ def _table(name: str, *columns: Column[Any], **options: Any) -> Table:
     return Table(name, metadata, *columns, **options)
 
 
-def _key(name: str, kind: Any, comment: str) -> Column[Any]:
-    return Column(name, kind, primary_key=True, autoincrement=False, comment=comment)
+# A number outside of ``least`` and ``most`` was edited by hand; the defaults are those of :func:`bounds`.
+def _key(name: str, kind: Any, comment: str, **bounds: float) -> Column[Any]:
+    return Column(name, kind, primary_key=True, autoincrement=False, comment=comment, info=bounds)
 
 
-def _required(name: str, kind: Any, comment: str) -> Column[Any]:
-    return Column(name, kind, nullable=False, comment=comment)
+def _required(name: str, kind: Any, comment: str, **bounds: float) -> Column[Any]:
+    return Column(name, kind, nullable=False, comment=comment, info=bounds)
 
 
-def _optional(name: str, kind: Any, comment: str) -> Column[Any]:
-    return Column(name, kind, comment=comment)
+def _optional(name: str, kind: Any, comment: str, **bounds: float) -> Column[Any]:
+    return Column(name, kind, comment=comment, info=bounds)
+
+
+_MOST_COUNTED = 10**12  # the sum of a run's steps fits into 64 bits
+_LARGEST = 1e150  # its square is finite
+_ANY: dict[str, float] = {"least": -math.inf, "most": math.inf}
+
+
+def bounds(column: Column[Any]) -> tuple[float, float]:
+    """Return the least and the largest number that a run writes into a column of numbers."""
+    is_whole = column.type.python_type is int
+    least = column.info.get("least", 0 if is_whole else -_LARGEST)
+    most = column.info.get("most", _MOST_COUNTED if is_whole else _LARGEST)
+    return least, most
 
 
 schema_version = _table(
@@ -85,7 +100,7 @@ run = _table(
     _optional("parent_name", Text, "run this one was warm-started from; NULL if none"),
     _optional("parent_uuid", Text, "uuid of that run"),
     _optional("parent_step", BigInteger, "its last step at that time"),
-    _optional("parent_weight", Double, "factor in (0, 1] on its alpha and beta"),
+    _optional("parent_weight", Double, "factor in (0, 1] on its alpha and beta", least=0, most=1),
     _optional("parent_database", Text, "where it is stored"),
     _optional("shared_start", Text, "run-wide state from the warm start, JSON; NULL if none"),
     comment="Training runs",
@@ -129,9 +144,9 @@ posterior = _table(
 history = _table(
     "dbb_history",
     _key("run_id", BigInteger, "the run"),
-    _key("step", BigInteger, "training step, from 1"),
+    _key("step", BigInteger, "training step, from 1", least=1),
     _key("prompt_id", BigInteger, "the prompt"),
-    _required("rollouts", BigInteger, "rewards seen in this step"),
+    _required("rollouts", BigInteger, "rewards seen in this step", least=1),
     _required("successes", Double, "their sum"),
     _optional("alpha", Double, "posterior after the step, as in dbb_posterior"),
     _optional("beta", Double, "posterior after the step"),
@@ -143,16 +158,19 @@ history = _table(
     _optional(
         "prev_state", Text, "posterior before the step if prev_step is 0; else that step has it"
     ),
-    _required("prev_step", BigInteger, "step of that posterior; 0: warm start; -1: none"),
+    _required("prev_step", BigInteger, "step of that posterior; 0: warm start; -1: none", least=-1),
     _optional(
         "policy_version",
         Double,
         "training steps its rollouts' policy had seen, mean; NULL: step - 1",
+        least=0,
     ),
     _optional(
         "inclusion",
         Double,
         "probability that the strategy drew the prompt; NULL: it does not choose",
+        least=0,
+        most=1,
     ),
     comment="Every posterior of every step, with the one before it, so that steps can be undone",
     sqlite_with_rowid=False,
@@ -161,11 +179,11 @@ history = _table(
 probe = _table(
     "dbb_probe",
     _key("run_id", BigInteger, "the run"),
-    _key("step", BigInteger, "training step whose policy was probed"),
+    _key("step", BigInteger, "training step whose policy was probed", least=1),
     _key("prompt_id", BigInteger, "the prompt"),
-    _required("samples", BigInteger, "extra rollouts"),
+    _required("samples", BigInteger, "extra rollouts", least=1),
     _required("successes", Double, "sum of their scores"),
-    _required("squares", Double, "sum of their squared scores"),
+    _required("squares", Double, "sum of their squared scores", least=0),
     comment="Extra rollouts that measure the policy; never trained on, never seen by the estimator",
     sqlite_with_rowid=False,
 )
@@ -174,29 +192,40 @@ probe = _table(
 rollout = _table(
     "dbb_rollout",
     _key("run_id", BigInteger, "the run"),
-    _key("step", BigInteger, "training step, from 1"),
+    _key("step", BigInteger, "training step, from 1", least=1),
     _key("prompt_id", BigInteger, "the prompt"),
     _key("sample", BigInteger, "place in its group, from 0"),
     _optional("reward", Double, "what was optimized; NULL if it could not be verified"),
     _optional(
         "score", Double, "the verifier's, before penalties; NULL if it could not be verified"
     ),
-    _required("advantage", Double, "0 if it could not be verified"),
+    _required("advantage", Double, "0 if it could not be verified", **_ANY),
     _required("length", BigInteger, "response tokens"),
-    _optional("truncated", BigInteger, "1: cut at the length limit; 0: not; NULL: not known"),
-    _optional("log_prob", Double, "sum over the response's tokens when sampled; NULL if not known"),
+    _optional(
+        "truncated", BigInteger, "1: cut at the length limit; 0: not; NULL: not known", most=1
+    ),
+    _optional(
+        "log_prob", Double, "sum over the response's tokens when sampled; NULL if not known", **_ANY
+    ),
     _required("text", Text, "what the model wrote; U+0000 is stored as U+FFFD"),
     _optional(
-        "policy_version", Double, "training steps the policy had seen that wrote it; NULL: step - 1"
+        "policy_version",
+        Double,
+        "training steps the policy had seen that wrote it; NULL: step - 1",
+        least=0,
     ),
     _optional(
         "baseline",
         Double,
         "advantage = weight * (reward - baseline) / scale; NULL if not trained on",
+        **_ANY,
     ),
-    _optional("scale", Double, "the advantage is 0 where it is 0; NULL if not trained on"),
+    _optional("scale", Double, "the advantage is 0 where it is 0; NULL if not trained on", **_ANY),
     _optional(
-        "weight", Double, "importance weight of the strategy, 1 without; NULL if not trained on"
+        "weight",
+        Double,
+        "importance weight of the strategy, 1 without; NULL if not trained on",
+        **_ANY,
     ),
     _optional(
         "read", Text, "what the verifier read, or 'no answer' and why; NULL if it does not tell"
@@ -207,7 +236,7 @@ rollout = _table(
 step = _table(
     "dbb_step",
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run"),
-    _key("step", BigInteger, "training step, from 1"),
+    _key("step", BigInteger, "training step, from 1", least=1),
     _required("prompts", BigInteger, "rows of dbb_history in this step"),
     _required("rollouts", BigInteger, "rewards seen in this step"),
     _required("successes", Double, "their sum"),
@@ -280,12 +309,15 @@ evaluation_result = _table(
     _key("repeat", BigInteger, "evaluation run (seed), from 0"),
     _key("place", BigInteger, "place of the prompt, from 0"),
     _required("prompt_id", BigInteger, "the prompt"),
-    _required("samples", BigInteger, "responses (N)"),
+    _required("samples", BigInteger, "responses (N)", least=1),
     _required("verified", BigInteger, "of these, responses with a score"),
-    _required("successes", Double, "sum of the scores"),
-    _optional("best", Double, "highest score; NULL if none is verified"),
+    _required("successes", Double, "sum of the scores", **_ANY),
+    _optional("best", Double, "highest score; NULL if none is verified", **_ANY),
     _optional(
-        "majority", Double, "score of the most frequent answer; NULL if there are no answers"
+        "majority",
+        Double,
+        "score of the most frequent answer; NULL if there are no answers",
+        **_ANY,
     ),
     _required("tokens", BigInteger, "tokens of all responses"),
     _required("truncated", BigInteger, "responses cut at the length limit"),
@@ -441,10 +473,16 @@ def _create(connection: Connection, database: Database) -> None:
 def _check_version(connection: Connection, database: Database) -> bool:
     if not inspect(connection).has_table(schema_version.name):
         return False
-    stored, library = connection.execute(schema_version.select()).one()
+    rows = connection.execute(schema_version.select()).all()
+    if len(rows) != 1:
+        raise StoreError(
+            f"{database.location} has {len(rows)} rows in {schema_version.name}; it must have one, "
+            f"of version {SCHEMA_VERSION}; restore a backup"
+        )
+    [(stored, library)] = rows
     if stored != SCHEMA_VERSION:
         raise StoreError(
-            f"{database.location} has schema version {stored} of openrlhf-dbb {library}; this openrlhf-dbb "
+            f"{database.location} has schema version {stored!r:.60} of openrlhf-dbb {library!r:.60}; this openrlhf-dbb "
             f"({version('openrlhf-dbb')}) needs version {SCHEMA_VERSION}; use that release, or name a new database"
         )
     return True

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Column, Connection, Row, text
 
 from openrlhf_dbb.storage import decode, schema, write
 from openrlhf_dbb.storage.address import check_sqlite_path, parse_url
@@ -381,7 +381,7 @@ def _record(row: Row[Any]) -> RunRecord:
         kind = column.type.python_type
         what = f"{name} of run {row.name!r} (number {row.run_id})"
         try:
-            values[name] = _decoded(name, decode.typed(row._mapping[name], kind, what), what)
+            values[name] = _decoded(column, decode.typed(row._mapping[name], kind, what), what)
         except StoreError as error:
             values[name] = _STAND_INS.get(name, kind())
             damages.append(str(error))
@@ -399,6 +399,7 @@ def _record(row: Row[Any]) -> RunRecord:
     return RunRecord(**{field.name: values[field.name] for field in fields(RunRecord)})
 
 
+_STATUSES = ("running", "stale", "finished")
 _PARENT = ("name", "uuid", "step", "weight", "database")  # what a run tells of its warm start
 
 
@@ -411,7 +412,14 @@ _STAND_INS: dict[str, Any] = {
 }
 
 
-def _decoded(name: str, value: Any, what: str) -> Any:
+def _decoded(column: Column[Any], value: Any, what: str) -> Any:
+    name = column.name
+    if isinstance(value, (int, float)):
+        least, most = schema.bounds(column)
+        if not least <= value <= most:
+            raise decode.refusal(what, value, f"a number from {least} to {most}")
+    if name == "status" and value not in _STATUSES:
+        raise decode.refusal(what, value, f"one of {', '.join(_STATUSES)}")
     if name in ("parameters", "config"):
         return decode.json_object(value, what)
     if name == "state_fields":

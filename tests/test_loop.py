@@ -1,5 +1,6 @@
 """One's own loop: what it trains on, what is stored, and a resume. Row i's rollouts score as its pattern says."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -193,6 +194,30 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_the_tokens(opened):
 def test_what_does_not_fit_is_refused_at_once(opened, options, problem):
     with pytest.raises(ValueError, match=problem):
         opened("refused", **options)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda saved: [],
+        lambda saved: saved | {"step": math.inf},
+        lambda saved: saved | {"filler": 3},
+        lambda saved: saved | {"filler": saved["filler"] | {"again": [["x", None]]}},
+        lambda saved: saved | {"filler": {"python": "scalar", "value": "x"}},
+    ],
+)
+def test_an_edited_file_of_a_checkpoint_is_refused_and_nothing_is_undone(opened, tmp_path, edit):
+    loop = opened("one")
+    loop.step()
+    loop.save(tmp_path / "step1")
+    loop.step()
+    file = tmp_path / "step1" / "posteriors.json"
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps(edit(saved)))
+    with pytest.raises(ValueError):
+        loop.load(tmp_path / "step1")
+    loop.posteriors.settle()
+    assert loop.posteriors.run.record.last_step == 2
 
 
 def test_a_folder_of_another_run_is_refused(opened, tmp_path):

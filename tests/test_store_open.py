@@ -174,6 +174,6 @@ def test_an_open_store_and_its_errors_do_not_show_the_password_or_values(new_url
 def test_a_database_of_another_schema_version_is_refused_in_one_line_and_left_as_it_is(store):
     with store.database.transaction(write=True) as connection:
         connection.exec_driver_sql("UPDATE dbb_version SET version = 99, library_version = '0.0.9'")
-    with pytest.raises(StoreError, match=r"has schema version 99 of openrlhf-dbb 0.0.9.*$"):
+    with pytest.raises(StoreError, match=r"has schema version 99 of openrlhf-dbb .0.0.9.*$"):
         open_store(store.url)
     assert store.query("SELECT version FROM dbb_version") == [(99,)]

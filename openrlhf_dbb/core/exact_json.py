@@ -16,6 +16,15 @@ from openrlhf_dbb.core.drawn import Drawn
 _KIND = "python"
 _VALUE = "value"
 _OLD_GENERATOR = "bit_generator"  # the key by which older checkpoints tell a generator's state
+# What a text that somebody has edited raises beside ValueError
+_UNREADABLE = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+)
 _PLAIN = (type(None), bool, int, float, str)
 _WORDS: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset", Drawn: "Drawn"}
 
@@ -54,7 +63,7 @@ def loads(text: str) -> Any:
     """
     try:
         return json.loads(text, object_hook=_decoded)
-    except (KeyError, TypeError, EOFError) as error:
+    except _UNREADABLE as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"it is no state of a strategy ({reason})") from None
 

@@ -536,7 +536,18 @@ class Filler(Generic[PromptT, RolloutT]):
         return self._pass is None and not self._kept
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`."""
+        """Continue from :meth:`state`.
+
+        Raises:
+            ValueError: it is no such state.
+        """
+        try:
+            self._go_on_from(state)
+        except (AttributeError, LookupError, OverflowError, TypeError) as error:
+            problem = f"the state of the draws cannot be read ({type(error).__name__}: {error})"
+            raise ValueError(f"{problem}; use another checkpoint") from None
+
+    def _go_on_from(self, state: Mapping[str, Any]) -> None:
         self.generated = int(state["generated"])
         self.sampler.load(state["sampling"])
         self._again = deque()

@@ -331,7 +331,7 @@ class Loop(Generic[RolloutT]):
             run = saved["run"]
             step = int(saved["step"])
             state = saved["filler"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(
                 f"{folder} was not saved by a loop ({error}); name a folder that save() wrote"
             ) from None
@@ -339,10 +339,10 @@ class Loop(Generic[RolloutT]):
             raise ValueError(
                 f"{folder} belongs to run {run}, not to {record.name!r}; resume that run"
             )
+        self._filler.load(state)  # may refuse it; nothing is undone then
         self.posteriors.roll_back(step)
         if self._recorder is not None:
             self._recorder.roll_back(step)
-        self._filler.load(state)
         if self._replays is not None:
             self._replays.load(folder)
 

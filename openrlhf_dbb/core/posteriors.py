@@ -29,6 +29,7 @@ from openrlhf_dbb.core.texts import as_json, refuse_contradictions
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.secrets import without_secrets
+from openrlhf_dbb.storage import decode
 from openrlhf_dbb.storage.read import unverified_visits
 from openrlhf_dbb.storage.records import UNVERIFIED
 
@@ -389,7 +390,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         """Read the run's state from the store; prompts without a stored posterior get the prior."""
         table = self.run.load(self._ids)
         initial = self._belief.initial_state(len(self._ids))
-        shared = initial | self.run.load_shared()
+        shared = initial | self._shared(initial)
         self._visited_at = table.step
         self._unverified = unverified_visits(self.store, self.run.record)
         self.step = self.run.record.last_step
@@ -398,7 +399,29 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             state[field] = np.where(table.step >= 0, table.state[:, i], initial[field])
         for field in self._belief.shared_fields:
             state[field] = shared[field]
+        self._refuse_impossible(state)
         self._state = state
+
+    def _refuse_impossible(self, state: State) -> None:
+        """Raise StoreError for alpha or beta of 0 or less, from which no beta distribution follows."""
+        if not {"alpha", "beta"} <= set(self._belief.state_fields):
+            return
+        for field in ("alpha", "beta"):
+            for place in np.flatnonzero(state[field] <= 0):
+                what = f"{field} of prompt {self._ids[place]} in run {self.run.record.name!r}"
+                raise decode.refusal(what, state[field][place].item(), "a number above 0")
+
+    def _shared(self, initial: State) -> State:
+        """Return the stored run-wide vectors; StoreError for others than the estimator's."""
+        stored = self.run.load_shared()
+        expected = {field: initial[field].shape for field in self._belief.shared_fields}
+        found = {field: vector.shape for field, vector in stored.items()}
+        if found != expected and (stored or self.run.record.last_step):
+            what = (
+                f"run-wide state of run {self.run.record.name!r} (the last shared, or shared_start)"
+            )
+            raise decode.refusal(what, found, f"vectors of the shapes {expected}")
+        return stored
 
     def _next_step(self, step: int) -> int:
         """Return the number of the next step; ValueError for another one."""

@@ -173,7 +173,7 @@ def _arithmetic(row: Row, form: str | None) -> str:
         return "could not be verified"
     if row["advantage"] is None:
         return "advantage not known"
-    if row["baseline"] is None:
+    if None in (row["baseline"], row["scale"], row["weight"]):
         return "the trainer's own advantage" if form is None else "not trained on"
     if row["scale"] == 0:
         return "0, since the scale is 0"

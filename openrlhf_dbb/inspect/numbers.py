@@ -7,6 +7,7 @@ from openrlhf_dbb.core import IMPORTED
 from openrlhf_dbb.inspect.status import state
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError, read
+from openrlhf_dbb.storage.damage import check_rows
 from openrlhf_dbb.storage.decode import naming_damage
 
 Numbers = dict[str, Any]
@@ -77,6 +78,7 @@ def usage_totals(store: PosteriorStore, run: RunRecord) -> Numbers:
     "filtered" were generated and not trained on. All are None if usage was not recorded. "single":
     groups have one rollout (fewer than two on average), so that zero variance is not defined.
     """
+    check_rows(store.database, run, "dbb_step")
     [row] = store.query(_USAGE, run=run.run_id)
     return with_mixed_groups(row._asdict())
 

@@ -432,7 +432,7 @@ class Steps:
             run = str(saved["run"])
             step = int(saved["step"])
             tag = str(saved["tag"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(
                 f"checkpoint {folder} was not saved with posteriors ({error}): {begin}"
             ) from None

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.storage import PosteriorStore, RunRecord, decode
+from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage.damage import check_rows
 from openrlhf_dbb.storage.engine import table
 from openrlhf_dbb.storage.read import ADVANTAGE, SUMS, columns, prompt_history
 from openrlhf_dbb.storage.records import Floats, Integers
@@ -115,24 +116,6 @@ _COUNTED = """
 _VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
 _KEPT_STEPS = "SELECT DISTINCT step FROM dbb_rollout WHERE run_id = :run ORDER BY step DESC"
 _LATEST = "SELECT max(step) AS step FROM dbb_rollout WHERE run_id = :run"
-_ASTRAY = """
-    SELECT t.step, {named} AS named, r.last_step FROM {table} t JOIN dbb_run r ON r.run_id = t.run_id
-    WHERE t.run_id = :run AND (t.step < 1 OR t.step > r.last_step OR t.step <> CAST(t.step AS BIGINT))
-    ORDER BY t.step LIMIT 1"""
-
-
-def check_steps(store: PosteriorStore, run: RunRecord, table: str) -> None:
-    """Raise StoreError for a row of a run whose step is no whole number from 1 to the run's last."""
-    named = "NULL" if table == "dbb_step" else "t.prompt_id"
-    for row in store.query(_ASTRAY.format(table=table, named=named), run=run.run_id):
-        raise _astray(run, table, row.step, row.named, row.last_step)
-
-
-def _astray(run: RunRecord, table: str, step: Any, prompt: Any, last: Any) -> Exception:
-    what = f"step of a row in {table} of run {run.name!r}"
-    if prompt is not None:
-        what += f", prompt {prompt}"
-    return decode.refusal(what, step, f"a whole number from 1 to {last}")
 
 
 def runs(store: PosteriorStore) -> list[Any]:
@@ -163,7 +146,7 @@ def series(store: PosteriorStore, run: RunRecord, width: int) -> tuple[list[Any]
     Raises:
         StoreError: a step is none that the run has.
     """
-    check_steps(store, run, "dbb_step")
+    check_rows(store.database, run, "dbb_step")
     points = store.query(_POINTS, run=run.run_id, last=run.last_step, width=width)
     return points, store.query(_METRICS, run=run.run_id, last=run.last_step)
 
@@ -184,7 +167,7 @@ def history(store: PosteriorStore, run: RunRecord) -> History:
     Raises:
         StoreError: a value is not a number, or the run has no such step.
     """
-    check_steps(store, run, "dbb_history")
+    check_rows(store.database, run, "dbb_history", "dbb_posterior")
     with store.database.transaction() as connection:
         rows = table(connection, _OF_HISTORY, _VISITS, {"run": run.run_id})
         now = table(connection, _PROMPT, _NOW, {"run": run.run_id})
@@ -228,7 +211,7 @@ def prompt(
     for row in rows:
         step = row["step"]
         if not isinstance(step, int) or not 1 <= step <= run.last_step:
-            check_steps(store, run, "dbb_history")
+            check_rows(store.database, run, "dbb_history")
     log = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _VISIT}
     log["prompt_id"] = np.full(len(rows), float(prompt_id))
     # By step, since the table is keyed by it: otherwise all kept rollouts of the run would be read.
@@ -251,13 +234,13 @@ def prompts(
 
 def kept_steps(store: PosteriorStore, run: RunRecord) -> list[int]:
     """Return the steps that have kept rollouts, newest first; StoreError for one that the run has not."""
-    check_steps(store, run, "dbb_rollout")
+    check_rows(store.database, run, "dbb_rollout")
     return [row.step for row in store.query(_KEPT_STEPS, run=run.run_id)]
 
 
 def latest_step(store: PosteriorStore, run: RunRecord) -> int | None:
     """Return the newest step that has kept rollouts; StoreError for one that the run has not."""
-    check_steps(store, run, "dbb_rollout")
+    check_rows(store.database, run, "dbb_rollout")
     step: int | None = store.query(_LATEST, run=run.run_id)[0].step
     return step
 
