@@ -15,9 +15,12 @@ from openrlhf_dbb.rewards.commitment import (
     ASSERTION,
     CONCLUSION,
     CORRECTION,
+    IS_SENTENCE_END,
     NUMBER_WORD,
     OR_AFTER,
     OR_BEFORE,
+    OTHER_AFTER,
+    OTHER_BEFORE,
     RESTART,
     is_affirmed,
     is_denied,
@@ -41,6 +44,7 @@ from openrlhf_dbb.rewards.values import (
 
 TAIL_CHARACTERS = 4000  # only the end of a response without a box or a statement is read
 SAID_CHARACTERS = 400
+NEAR_CHARACTERS = 100
 MOST_OFFERS = 50  # boxes and statements that are compared with the answer
 
 _BRACES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{|\\.|[{}]", re.DOTALL)
@@ -67,6 +71,7 @@ _LONE_NUMBER = re.compile(
     rf"|{_IT_IS}(?=[-+]?[\d.,/]*\d[.?!]\s))",
     re.IGNORECASE | re.MULTILINE,
 )
+_EQUATED = re.compile(r"[a-z]\s*=\s*", re.IGNORECASE)
 _INTRODUCTION = re.compile(
     r"\\text[a-z]*\s*\{\s*(?:(?:the|my)\s+)?(?:(?:final|correct|right)\s+)?answer\s+is:?\s*\}",
     re.IGNORECASE,
@@ -291,7 +296,9 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
     """Return whether a response affirms an answer, does not take it back and offers no other one."""
     if not is_affirmed(text, start, end) or _has_alternative(text, start, end, value, label):
         return False
-    if isinstance(inner(label), Number) and _concludes_otherwise(text, end, value, label):
+    if isinstance(inner(label), Number) and (
+        _has_twin(text, start, end, value) or _concludes_otherwise(text, end, value, label)
+    ):
         return False
     places = _stated(text, start, end)[-MOST_OFFERS:]
     return not any(_says_another(text, place, start, value, label) for place in places)
@@ -339,6 +346,21 @@ def _has_alternative(text: str, start: int, end: int, value: Value, label: Value
         if other is not None and other[1] == before.start():
             others.append(other)
     return not all(other is not None and _is_same(other[2], value) for other in others)
+
+
+def _has_twin(text: str, start: int, end: int, value: Value) -> bool:
+    """Return whether another number is offered as the answer is: "4; 5", "It is 6. The answer is 5."."""
+    name = _EQUATED.match(text, start)
+    is_box = text.startswith("\\", start)
+    if not is_box and "=" in text[name.end() if name else start : end]:  # it is calculated
+        return False
+    before = text[max(0, start - NEAR_CHARACTERS) : name.end() if name else start]
+    twins = [OTHER_AFTER.match(text, end)]
+    if twins[0] and twins[0]["name"] and not before.lower().endswith(twins[0]["name"].lower()):
+        twins = []
+    if IS_SENTENCE_END.match(text, end):
+        twins.append(OTHER_BEFORE.search(before))
+    return not all(twin is None or _is_same(read(twin["other"]), value) for twin in twins)
 
 
 def _says_another(text: str, place: int, start: int, value: Value, label: Value) -> bool:

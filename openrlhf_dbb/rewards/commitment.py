@@ -154,6 +154,23 @@ _AFTER_BOX = re.compile(
 CORRECTION = _any(_words("correction", "wrong", "denial"), r"actually|\bno\b")
 RESTART = _any(_words("correction"), r"\bno[,.!]")
 OR_BEFORE = _any(rf"[\s$]*{_words('alternative')}[\s$\\(\[{{*]*\Z")
+# A number that is offered as the answer is: "4; 5", "First 4. Then 5.", "It is 6. The answer is 5.", "5 and also 6"
+_BARE = r"(?P<other>[-+]?\d(?:[\d.,/]*\d)?)"
+_NAME = r"(?P<name>[a-z]\s*=\s*|(?:[a-z]+\s+){1,3}(?:is|are|=)\s+)?"  # "x =", "the sum is"
+_LEAD = (
+    r"(?:(?:so|thus|hence|therefore|first(?:ly)?|second(?:ly)?|third|finally|the|my|final|answers?|result|option|choice"
+    rf"|candidate|possibility|case|one|other|another|it|this|that|is|are|equals|or|maybe|{_words('addition')}|[A-J\d](?=:))"
+    r"[\s,:$*]+)*"
+)
+_JOINT = rf"(?:[\s$*()]*(?:[,;|/&.!\n\uff0c\uff1b\u3001]|{_words('addition')})){{1,4}}[\s$*(]*"
+OTHER_BEFORE = _any(
+    rf"(?:\A|[.!?:\uff1a]\s+|\n\s*)[$*(]*{_LEAD}{_NAME}[$*(]*{_BARE}{_JOINT}{_LEAD}"
+    r"(?(name)(?P=name))[\s$*(]*\Z"
+)
+OTHER_AFTER = _any(
+    rf"[$*)\]}}]*{_JOINT}{_LEAD}{_NAME}[$*(]*{_BARE}[$*)]*(?:\s+(?:too|also|as\s+well))?(?:[.!](?=\s|\Z)|[\n;,)]|\s*\Z)"
+)
+IS_SENTENCE_END = re.compile(r"[\s$*)}\]]*(?:[.!](?=\s|\Z)|[,;\n]|\Z)")
 OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}(?!\s+else\b)")
 CONCLUSION = _any(
     r"\s*(?:so|thus|hence|therefore|[^.!?\n]*\b(?:total|in\s+all|altogether|final(?:ly)?|result))\b"
