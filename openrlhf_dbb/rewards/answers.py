@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from openrlhf_dbb.core import NO_ANSWER
 from openrlhf_dbb.rewards.commitment import (
     ASSERTION,
+    BOTH,
     CONCLUSION,
     CORRECTION,
     IS_SENTENCE_END,
@@ -50,9 +51,12 @@ MOST_OFFERS = 50  # boxes and statements that are compared with the answer
 _BRACES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{|\\.|[{}]", re.DOTALL)
 _MARKDOWN = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<!\w)__|__(?!\w)|`", re.MULTILINE)
 _HEADING = re.compile(r"^(?:#{1,3} +|\*\*(?=[A-Z][a-z]+ ))([^*\n]*\w)\W*$", re.MULTILINE)
-_MARKER = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+(?=\S)", re.MULTILINE)
+# "- ", "1. "; "4. 5." are two numbers. And "(not 6)"
+_MARKER = re.compile(
+    r"^[ \t]*(?:[-*\u2022]|(?!\A(?!1[.)])\d+\.\s[\d.]+$)\d{1,2}[.)])[ \t]+(?=\S)|\s\(not\s[-\d.,]+\)", re.MULTILINE
+)
 # "(apples)", "(that is 7 + 4 - 6)", "(see equation 5)"; not "(xy + 1)", "(or 6)"
-_NO_REMARK = rf"(?:{'|'.join(FUNCTIONS)}|or|not|maybe|perhaps|possibly|wrong|i)\b"
+_NO_REMARK = rf"(?:{'|'.join(FUNCTIONS)}|or|and|also|alternatively|else|not|maybe|perhaps|possibly|wrong|i)\b"
 _REMARK = re.compile(
     rf"\s\((?:[\d.,]+ )?(?!{_NO_REMARK})[A-Za-z]{{3,}}(?! ?[-+*/^=<>_])[^()]*\)|\s?\([\u3040-\u9fff]+\)",
     re.IGNORECASE,
@@ -81,7 +85,7 @@ _VERB = (
     r"|\s*\"?[:=]|\s*\n)"
 )
 STATEMENT = re.compile(
-    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
+    rf"\b(?:answers?|final\s+(?:result|value|number|total)|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
     rf"|(?:{ANSWER_NOUNS})[^\d$\\:=(*\n.?!-]{{0,30}}[:\uff1a=]?\s{{0,3}}(?=[-$\\\d*(]|(?-i:[A-J]\b))"
     r"|答案\s*[是为:\uff1a]|选\s*[:\uff1a]?(?=\s*\(?[A-Z])",
     re.IGNORECASE,
@@ -122,7 +126,7 @@ _SAID_ON_ITS_LINE = re.compile(
     rf"(?:{STATEMENT.pattern})\s*(?!\\boxed)(?=(\S[^\n]{{0,{SAID_CHARACTERS}}}))", re.IGNORECASE
 )
 _PRAISED = re.compile(
-    r"(?:\b(?:option|choice|answer)\s+\(?|\()([A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)\b",
+    r"(?:\b(?:option|choice|answer)\s+\(?|\(|(?<=[.!]\s))([A-Z])\)?\s+is\s+(?:also\s+)?(?:the\s+)?(?:correct|right|best)\b",
     re.IGNORECASE,
 )
 _MARKUP = re.compile(r"\*\*|__|\\[()\[\]]|[$`*]")
@@ -319,8 +323,11 @@ def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> boo
     borders = [found.end() for found in _SENTENCE_END.finditer(text, end)]
     is_other = False
     for begin, stop in itertools.pairwise([*borders, len(text)]):
-        sentence = text[begin:stop]
+        sentence = _MARKDOWN.sub("", text[begin:stop])
         numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
+        both = BOTH.search(sentence)
+        if both and {_is_same(read(both[name]), value) for name in ("other", "second")} == {False, True}:
+            return True
         is_conclusion = CONCLUSION.match(sentence) is not None
         is_asserted = ASSERTION.search(sentence) is not None
         if any(_is_same(number, value) for number in numbers):
@@ -368,7 +375,7 @@ def _says_another(text: str, place: int, start: int, value: Value, label: Value)
     said = _SAID.match(text, place)
     if said and said.start() <= start < said.end() and text[start] == "\\":  # it states the box
         return False
-    offered = read(said[1], label) if said else None
+    offered = read(said[1].strip("* "), label) if said else None
     kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
     if offered is None or not isinstance(inner(offered), kinds) or _is_same(offered, value):
         return False

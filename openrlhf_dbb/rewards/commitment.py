@@ -143,12 +143,12 @@ _COMMANDS_BEFORE = (
     "|[Ll]arge|[Hh]uge|text|boldsymbol|mathbf|begin|left|[bB]ig"
 )
 _BEFORE_BOX = re.compile(
-    r"(?:\\not\s*=|[-<+/^_|]|\*(?!\*?\s*\n)|(?<!answer)>|(?<!\\)\("
+    r"(?:\\not\s*=|[-<+/^_]|\|(?!\s*\n)|(?<!\*)\*(?!\*?\s*\n)|[\d)]\*\*(?!\s)|(?<!answer)>|(?<!\\)\("
     rf"|\\(?!(?:{_COMMANDS_BEFORE})(?![a-z]))[A-Za-z]+)\s*\Z"
 )
 _AFTER_BOX = re.compile(
     r"\s*(?:=\s*-?[\d.]+\s*(?:[$\s.,]|\\\]|\Z)"
-    r"|(?!</answer)[-+*/<>^_]\s*(?!\\circ|\{\\circ|[23{ ]*\\text)[^\s$)]"
+    r"|(?!</answer|\*\*)[-+*/<>^_]\s*(?!\\circ|\{\\circ|[23{ ]*\\text)[^\s$)]"
     r"|\\(?:times|cdot|div|pm|oplus|le|ge|lt|gt|neq?|to)(?![a-z]))"
 )
 CORRECTION = _any(_words("correction", "wrong", "denial"), r"actually|\bno\b")
@@ -168,7 +168,8 @@ OTHER_BEFORE = _any(
     r"(?(name)(?P=name))[\s$*(]*\Z"
 )
 OTHER_AFTER = _any(
-    rf"[$*)\]}}]*{_JOINT}{_LEAD}{_NAME}[$*(]*{_BARE}[$*)]*(?:\s+(?:too|also|as\s+well))?(?:[.!](?=\s|\Z)|[\n;,)]|\s*\Z)"
+    rf"[$*)\]}}]*{_JOINT}{_LEAD}{_NAME}[$*(]*{_BARE}[$*)\u3040-\u9fff\uac00-\ud7af]*"
+    r"(?:\s+(?:too|also|as\s+well))?(?:[.!](?=\s|\Z)|[\n;,)]|\s*\Z)"
 )
 IS_SENTENCE_END = re.compile(r"[\s$*)}\]]*(?:[.!](?=\s|\Z)|[,;\n]|\Z)")
 OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}(?!\s+else\b)")
@@ -177,9 +178,20 @@ CONCLUSION = _any(
 )
 ASSERTION = _any(
     # "It is 6."
-    r"(?:\b(?:is|are|was|be|as|get|got|obtain(?:ed)?|find|found|reach(?:ed)?|equals?|gives?|becomes?|that)|'s|:|,(?=\s)|\A[^A-Za-z]*=)"
+    r"(?:\b(?:is|are|was|be|as|get|got|obtain(?:ed)?|find|found|reach(?:ed)?|equals?|gives?|becomes?|say|that)|'s|:|,(?=\s)|\A[^A-Za-z]*=)"
     r"[\s$*\\(]*-?\d[\d.,]*[\s$*)!.\\]*\Z",
-    r"(?:\A|:)[\s$*]*-?\d[\d.,]*[\s$*]+(?:is|was)\s+(?:the|my|right|correct)\b",  # "6 is the right one."
+    # "6 is the right one.", "6 is possible as well.", "6 works too."
+    r"(?:\A|:)[\s$*]*-?\d[\d.,]*[\s$*]+(?:also\s+)?(?:(?:is|was)\s+(?:also\s+|just\s+as\s+)?(?:the|my|right|correct"
+    r"|possible|valid|fine|acceptable|an?\s+(?:answer|solution))|(?:works|fits|holds)\s+(?:too|also|as\s+well))\b",
+)
+_PAIR = rf"[\s$*(]*{_BARE}[\s$*),;]*(?:and|or|und|y|et)[\s$*(]*{_BARE.replace('other', 'second')}[\s$*)]*"
+_FIT = (
+    r"(?:both\s+|each\s+|also\s+)*(?:works?|fits?|holds?|(?:(?:is|are|would\s+be|could\s+be)\s+)(?:both\s+|all\s+)?"
+    r"(?:right|correct|possible|valid|fine|acceptable|answers?|solutions?)|\Z)"
+)
+# "Both 5 and 6 work.", "It is 5 or 6."
+BOTH = _any(
+    rf"(?:\b(?:both|either(?:\s+of)?|answers?(?:\s+are)?|it\s+is|we\s+(?:get|have|find))){_PAIR}[.!]?\s*{_FIT}"
 )
 NUMBER_WORD = _any(  # "there are six"
     r"\b(?:is|are|was|be|equals?|gives?|makes?|get|got|have|has|leaves?|total|:)\s+(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty|hundred|thousand)\b"
