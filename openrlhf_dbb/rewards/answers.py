@@ -23,6 +23,7 @@ from openrlhf_dbb.rewards.commitment import (
     OTHER_AFTER,
     OTHER_BEFORE,
     RESTART,
+    SAID_BOTH,
     is_affirmed,
     is_denied,
     is_doubtful,
@@ -71,7 +72,7 @@ _SAID = re.compile(
 _IT_IS = r"\bit(?:\s+is|'s)\s+"
 # A number that is a line, or all that a sentence says
 _LONE_NUMBER = re.compile(
-    rf"(?:(?:^|(?<=[.?!]\s))[ \t$]*(?:{_IT_IS})?(?=[-+]?[\d.,/]*\d[ \t$]*(?:[?!]+(?:\s|$)|[.]?[ \t$]*$))"
+    rf"(?:(?:^|(?<=[.?!]\s))[ \t$*]*(?:{_IT_IS})?(?=[-+]?[\d.,/]*\d[ \t$*]*(?:[?!]+(?:\s|$)|[.]?[ \t$*]*$))"
     rf"|{_IT_IS}(?=[-+]?[\d.,/]*\d[.?!]\s))",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -325,8 +326,7 @@ def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> boo
     for begin, stop in itertools.pairwise([*borders, len(text)]):
         sentence = _MARKDOWN.sub("", text[begin:stop])
         numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
-        both = BOTH.search(sentence)
-        if both and {_is_same(read(both[name]), value) for name in ("other", "second")} == {False, True}:
+        if _is_other(BOTH.search(sentence), value):
             return True
         is_conclusion = CONCLUSION.match(sentence) is not None
         is_asserted = ASSERTION.search(sentence) is not None
@@ -370,6 +370,13 @@ def _has_twin(text: str, start: int, end: int, value: Value) -> bool:
     return not all(twin is None or _is_same(read(twin["other"]), value) for twin in twins)
 
 
+def _is_other(both: re.Match[str] | None, value: Value) -> bool:
+    """Return whether one of two numbers is another than the answer."""
+    return both is not None and not all(
+        _is_same(read(both[name]), value) for name in ("other", "second")
+    )
+
+
 def _says_another(text: str, place: int, start: int, value: Value, label: Value) -> bool:
     """Return whether "The answer is" before a place states another value than the answer, and nothing corrects it."""
     said = _SAID.match(text, place)
@@ -377,7 +384,9 @@ def _says_another(text: str, place: int, start: int, value: Value, label: Value)
         return False
     offered = read(said[1].strip("* "), label) if said else None
     kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
-    if offered is None or not isinstance(inner(offered), kinds) or _is_same(offered, value):
+    is_one = offered is not None and isinstance(inner(offered), kinds)
+    is_other = is_one and not _is_same(offered, value)
+    if not is_other and (kinds is not Number or not _is_other(SAID_BOTH.match(text, place), value)):
         return False
     return place > start or CORRECTION.search(text, place, start) is None
 

@@ -155,14 +155,14 @@ CORRECTION = _any(_words("correction", "wrong", "denial"), r"actually|\bno\b")
 RESTART = _any(_words("correction"), r"\bno[,.!]")
 OR_BEFORE = _any(rf"[\s$]*{_words('alternative')}[\s$\\(\[{{*]*\Z")
 # A number that is offered as the answer is: "4; 5", "First 4. Then 5.", "It is 6. The answer is 5.", "5 and also 6"
-_BARE = r"(?P<other>[-+]?\d(?:[\d.,/]*\d)?)"
+_BARE = r"(?P<other>[-+]?\d(?:[\d.,/]*\d)?)(?![.,/]*\d)"
 _NAME = r"(?P<name>[a-z]\s*=\s*|(?:[a-z]+\s+){1,3}(?:is|are|=)\s+)?"  # "x =", "the sum is"
 _LEAD = (
-    r"(?:(?:so|thus|hence|therefore|first(?:ly)?|second(?:ly)?|third|finally|the|my|final|answers?|result|option|choice"
-    rf"|candidate|possibility|case|one|other|another|it|this|that|is|are|equals|or|maybe|{_words('addition')}|[A-J\d](?=:))"
+    r"(?:(?:so|thus|hence|therefore|first(?:ly)?|second(?:ly)?|third|finally|both|the|my|final|answers?|result|option|choice"
+    rf"|candidate|possibility|case|one|other|another|it|this|that|is|are|equals|maybe|{_words('alternative', 'addition')}|[A-J\d](?=:))"
     r"[\s,:$*]+)*"
 )
-_JOINT = rf"(?:[\s$*()]*(?:[,;|/&.!\n\uff0c\uff1b\u3001]|{_words('addition')})){{1,4}}[\s$*(]*"
+_JOINT = rf"(?:[\s$*()]*(?:[,;|/&.!\n(\uff0c\uff1b\u3001]|{_words('alternative', 'addition')})){{1,4}}[\s$*(]*"
 OTHER_BEFORE = _any(
     rf"(?:\A|[.!?:\uff1a]\s+|\n\s*)[$*(]*{_LEAD}{_NAME}[$*(]*{_BARE}{_JOINT}{_LEAD}"
     r"(?(name)(?P=name))[\s$*(]*\Z"
@@ -184,15 +184,17 @@ ASSERTION = _any(
     r"(?:\A|:)[\s$*]*-?\d[\d.,]*[\s$*]+(?:also\s+)?(?:(?:is|was)\s+(?:also\s+|just\s+as\s+)?(?:the|my|right|correct"
     r"|possible|valid|fine|acceptable|an?\s+(?:answer|solution))|(?:works|fits|holds)\s+(?:too|also|as\s+well))\b",
 )
-_PAIR = rf"[\s$*(]*{_BARE}[\s$*),;]*(?:and|or|und|y|et)[\s$*(]*{_BARE.replace('other', 'second')}[\s$*)]*"
+_PAIR = rf"[\s$*(]*{_BARE}{_JOINT}{_LEAD}{_BARE.replace('other', 'second')}[\s$*)]*"
 _FIT = (
     r"(?:both\s+|each\s+|also\s+)*(?:works?|fits?|holds?|(?:(?:is|are|would\s+be|could\s+be)\s+)(?:both\s+|all\s+)?"
     r"(?:right|correct|possible|valid|fine|acceptable|answers?|solutions?)|\Z)"
 )
 # "Both 5 and 6 work.", "It is 5 or 6."
 BOTH = _any(
-    rf"(?:\b(?:both|either(?:\s+of)?|answers?(?:\s+are)?|it\s+is|we\s+(?:get|have|find))){_PAIR}[.!]?\s*{_FIT}"
+    rf"(?:\A|\b(?:both|either(?:\s+of)?|answers?(?:\s+are)?|it\s+is|we\s+(?:get|have|find))){_PAIR}[.!]?\s*{_FIT}"
 )
+# What stands behind "The answer is"
+SAID_BOTH = _any(rf"{_PAIR}(?:[.!](?=\s|\Z)|[\n;,]|\Z)")
 NUMBER_WORD = _any(  # "there are six"
     r"\b(?:is|are|was|be|equals?|gives?|makes?|get|got|have|has|leaves?|total|:)\s+(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty|hundred|thousand)\b"
 )
