@@ -15,7 +15,6 @@ from openrlhf_dbb.rewards.commitment import (
     ASSERTION,
     BOTH,
     CONCLUSION,
-    CORRECTION,
     IS_SENTENCE_END,
     NUMBER_WORD,
     OR_AFTER,
@@ -25,6 +24,7 @@ from openrlhf_dbb.rewards.commitment import (
     RESTART,
     SAID_BOTH,
     is_affirmed,
+    is_corrected,
     is_denied,
     is_doubtful,
     visible,
@@ -54,7 +54,8 @@ _MARKDOWN = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<!\w)__|__(?!\w)|`", re.
 _HEADING = re.compile(r"^(?:#{1,3} +|\*\*(?=[A-Z][a-z]+ ))([^*\n]*\w)\W*$", re.MULTILINE)
 # "- ", "1. "; "4. 5." are two numbers. And "(not 6)"
 _MARKER = re.compile(
-    r"^[ \t]*(?:[-*\u2022]|(?!\A(?!1[.)])\d+\.\s[\d.]+$)\d{1,2}[.)])[ \t]+(?=\S)|\s\(not\s[-\d.,]+\)", re.MULTILINE
+    r"^[ \t]*(?:[-*\u2022]|(?!\A(?!1[.)])\d+\.\s[\d.]+$)\d{1,2}[.)])[ \t]+(?=\S)|\s\(not\s[-\d.,]+\)",
+    re.MULTILINE,
 )
 # "(apples)", "(that is 7 + 4 - 6)", "(see equation 5)"; not "(xy + 1)", "(or 6)"
 _NO_REMARK = rf"(?:{'|'.join(FUNCTIONS)}|or|and|also|alternatively|else|not|maybe|perhaps|possibly|wrong|i)\b"
@@ -255,8 +256,8 @@ def _in_last_box(text: str, places: list[tuple[int, int]], label: Value) -> Valu
     start = text.rindex("\\", 0, places[-1][0])
     end = places[-1][1] + 1
     for box_start, box_end in places[-MOST_OFFERS:]:
-        is_corrected = box_end >= start or CORRECTION.search(text, box_end + 1, start)
-        if not is_corrected and not _is_same(read(text[box_start:box_end], label), value):
+        stays = box_end < start and not is_corrected(text, box_end + 1, start)
+        if stays and not _is_same(read(text[box_start:box_end], label), value):
             return None
     return value if _is_final(text, start, end, value, label) else None
 
@@ -388,7 +389,7 @@ def _says_another(text: str, place: int, start: int, value: Value, label: Value)
     is_other = is_one and not _is_same(offered, value)
     if not is_other and (kinds is not Number or not _is_other(SAID_BOTH.match(text, place), value)):
         return False
-    return place > start or CORRECTION.search(text, place, start) is None
+    return place > start or not is_corrected(text, place, start)
 
 
 def _is_same(other: Value | None, value: Value) -> bool:
@@ -500,7 +501,7 @@ def _settled(text: str, claims: list[Said]) -> str | None:
         return None
     last = claims[-1]
     for claim in claims:
-        if claim.text != last.text and CORRECTION.search(text, claim.end, last.start) is None:
+        if claim.text != last.text and not is_corrected(text, claim.end, last.start):
             return None
     if OR_BEFORE.search(text, 0, last.start) or OR_AFTER.match(text, last.end):
         return None

@@ -111,7 +111,7 @@ class Number(Value):
 class Items(Value):
     """Several values: those of a list, a set, a tuple or a ratio, the ends of an interval, the parts of a union."""
 
-    kind: str  # a list ``,``, a set ``{}``, a union ``u``, a ratio ``:``, inequalities with "and" ``&``, or the brackets around the items
+    kind: str  # a list ``,``, a set ``{}``, a union ``u``, a ratio ``:``, inequalities ``&``, or the brackets around
     items: tuple[Value, ...]
 
 
