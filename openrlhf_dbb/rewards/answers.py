@@ -122,7 +122,7 @@ _MATHS = re.compile(
 _NO_NUMBER = re.compile(r"[A-Za-z]|\s*(?:dozen|hundred|thousand|million|billion)\b")
 LETTERS = "ABCDEFGHIJ"  # MMLU-Pro has up to ten options
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
+PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
 
 _SAID_ON_ITS_LINE = re.compile(
     rf"(?:{STATEMENT.pattern})\s*(?!\\boxed)(?=(\S[^\n]{{0,{SAID_CHARACTERS}}}))", re.IGNORECASE
@@ -524,7 +524,7 @@ def _words(said: str, is_box: bool, label: str) -> Said | None:
     """Return the words of a statement, or those of the label if it ends with them, as "the function is odd"."""
     spoken = _WORD.findall(said.lower())
     right = _WORD.findall(label)
-    pair = next((pair for pair in _PAIRS if label.lower() in pair), None)
+    pair = next((pair for pair in PAIRS if label.lower() in pair), None)
     if pair:
         spoken = _one_of(said, spoken, pair)
     elif not is_box and right == spoken[-len(right) :]:
