@@ -327,7 +327,7 @@ def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> boo
     for begin, stop in itertools.pairwise([*borders, len(text)]):
         sentence = _MARKDOWN.sub("", text[begin:stop])
         numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
-        if _is_other(BOTH.search(sentence), value):
+        if len(_are_answers(BOTH.search(sentence), value)) > 1:  # it is one of two
             return True
         is_conclusion = CONCLUSION.match(sentence) is not None
         is_asserted = ASSERTION.search(sentence) is not None
@@ -371,11 +371,11 @@ def _has_twin(text: str, start: int, end: int, value: Value) -> bool:
     return not all(twin is None or _is_same(read(twin["other"]), value) for twin in twins)
 
 
-def _is_other(both: re.Match[str] | None, value: Value) -> bool:
-    """Return whether one of two numbers is another than the answer."""
-    return both is not None and not all(
-        _is_same(read(both[name]), value) for name in ("other", "second")
-    )
+def _are_answers(numbers: re.Match[str] | None, value: Value) -> set[bool]:
+    """Return of two numbers whether they are the answer."""
+    if numbers is None:
+        return set()
+    return {_is_same(read(numbers[name]), value) for name in ("other", "second")}
 
 
 def _says_another(text: str, place: int, start: int, value: Value, label: Value) -> bool:
@@ -385,11 +385,12 @@ def _says_another(text: str, place: int, start: int, value: Value, label: Value)
         return False
     offered = read(said[1].strip("* "), label) if said else None
     kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
-    is_one = offered is not None and isinstance(inner(offered), kinds)
-    is_other = is_one and not _is_same(offered, value)
-    if not is_other and (kinds is not Number or not _is_other(SAID_BOTH.match(text, place), value)):
-        return False
-    return place > start or not is_corrected(text, place, start)
+    is_other = False
+    if offered is not None and isinstance(inner(offered), kinds):
+        is_other = not _is_same(offered, value)
+    elif kinds is Number:
+        is_other = False in _are_answers(SAID_BOTH.match(text, place), value)
+    return is_other and (place > start or not is_corrected(text, place, start))
 
 
 def _is_same(other: Value | None, value: Value) -> bool:
