@@ -69,6 +69,8 @@ TABLE = [
     ("How large is it?", r"36\pi", "The area is 36\u03c0 square centimetres.", True),
     ("Even or odd?", r"\text{odd}", "The function is not odd.", False),
     ("Even or odd?", r"\text{odd}", "Is it odd?", False),
+    ("Even or odd?", r"\text{odd}", "The answer is even. The answer is odd.", False),
+    ("Which curve?", r"\text{ellipse}", r"It is an $\boxed{\text{ellipse}}$.", True),
     ("Is it prime?", "yes", "Yes, no number divides it.", True),
     ("Is it prime?", "no", "No, it is not.", True),
     *[
@@ -344,6 +346,7 @@ def test_another_number_that_is_not_offered_costs_nothing(reward, response):
 @pytest.mark.parametrize(
     ("label", "right", "wrong"),
     [("x<1 or x>3", r"\boxed{x>3 \lor x<1}", r"\boxed{x<1 \text{ and } x>3}"),
+     ("x<1 or x>3", "x<1, or x>3", "x<1, and x>3"),
      ("x>1 and x<3", r"\boxed{x<3 \text{ and } x>1}", r"\boxed{x>1 \text{ or } x<3}"),
      (r"(-\infty,1)\cup(3,\infty)", r"\boxed{x<1 \text{ or } x>3}", r"\boxed{x<1 \text{ and } x>3}"),
      ("x=3,y=-2", r"\boxed{y=-2, x=3}", r"\boxed{x=3, x=-2}"),

@@ -363,12 +363,14 @@ def _has_twin(text: str, start: int, end: int, value: Value) -> bool:
     if not is_box and "=" in text[name.end() if name else start : end]:  # it is calculated
         return False
     before = text[max(0, start - NEAR_CHARACTERS) : name.end() if name else start]
-    twins = [OTHER_AFTER.match(text, end)]
-    if twins[0] and twins[0]["name"] and not before.lower().endswith(twins[0]["name"].lower()):
-        twins = []
-    if IS_SENTENCE_END.match(text, end):
-        twins.append(OTHER_BEFORE.search(before))
-    return not all(twin is None or _is_same(read(twin["other"]), value) for twin in twins)
+    twins = []
+    after = OTHER_AFTER.match(text, end)
+    if after and before.lower().endswith((after["name"] or "").lower()):  # both are x
+        twins.append(after["other"])
+    earlier = OTHER_BEFORE.search(before) if IS_SENTENCE_END.match(text, end) else None
+    if earlier:
+        twins.append(earlier["other"])
+    return not all(_is_same(read(twin), value) for twin in twins)
 
 
 def _are_answers(numbers: re.Match[str] | None, value: Value) -> set[bool]:

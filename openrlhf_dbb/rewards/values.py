@@ -209,7 +209,7 @@ def _list(text: str, numeric: bool) -> Value | None:
     if all(isinstance(value, Words) for value in members.items):
         return Words(members.text, tuple(words))
     if any(isinstance(value, Formula) and value.is_relation for value in members.items):
-        return replace(members, kind=_JOINED.get(signs[0].strip(UPRIGHT), ","))
+        return replace(members, kind=_JOINED.get(signs[-1].strip(UPRIGHT), ","))
     return _named(members)
 
 
