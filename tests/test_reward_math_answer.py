@@ -315,6 +315,7 @@ TWO_ANSWERS = (
     "The final result is 6. We add. The answer is 5.",
     # another mark
     "\\boxed{5}\n\n**6**", "**Answer: 6**\n\n\\boxed{5}", "\\boxed{5}\n5 and also 6", "\\boxed{5}\nThe answer is 5; 6.",
+    "\\boxed{5}\n\nThe answer is 5, or alternatively 6.",
     # a later sentence offers both, or another one as well
     "The answer is 5. Both 5 and 6 work.", r"\boxed{5}. So the answers are 5 and 6.", r"\boxed{5}. 6 is also right.",
     # no correction between them, though the second sentence has a "not"
@@ -323,7 +324,7 @@ TWO_ANSWERS = (
     + "Then we count what is left of them. The answer is 5.",
 )  # fmt: skip
 ONE_ANSWER = (
-    "5 (not 6)", "x = 11 - 6; x = 5", "So x = 4. The answer is 5.", "x = 4, y = 5",
+    "\\boxed{5}\n\nThe answer is 5, not 6.", "5 (not 6)", "x = 11 - 6; x = 5", "So x = 4. The answer is 5.", "x = 4, y = 5",
     "The sum is 11. The answer is 5.", "Sum: 11\nAnswer: 5", "We get 11. We subtract 6. We get 5.",
     "7 + 4 = 11; 11 - 6 = 5",
     "The answer is 6. 6 + 6 is 12, so that cannot be. The answer is 5.", "**Answer:** \\boxed{5}",

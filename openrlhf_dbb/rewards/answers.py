@@ -23,6 +23,7 @@ from openrlhf_dbb.rewards.commitment import (
     OTHER_BEFORE,
     RESTART,
     SAID_BOTH,
+    SAID_NUMBER,
     is_affirmed,
     is_corrected,
     is_denied,
@@ -387,12 +388,21 @@ def _says_another(text: str, place: int, start: int, value: Value, label: Value)
         return False
     offered = read(said[1].strip("* "), label) if said else None
     kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
-    is_other = False
-    if offered is not None and isinstance(inner(offered), kinds):
-        is_other = not _is_same(offered, value)
-    elif kinds is Number:
-        is_other = False in _are_answers(SAID_BOTH.match(text, place), value)
+    is_one = offered is not None and isinstance(inner(offered), kinds)
+    is_other = is_one and not _is_same(offered, value)
+    if kinds is Number and not is_other:
+        both = _are_answers(SAID_BOTH.match(text, place), value)
+        is_other = False in both or _is_hedged(text, place, value, label)
     return is_other and (place > start or not is_corrected(text, place, start))
+
+
+def _is_hedged(text: str, place: int, value: Value, label: Value) -> bool:
+    """Return whether the answer, stated beside a box, is denied or has an alternative: "5 (alternatively 6)"."""
+    said = SAID_NUMBER.match(text, place)
+    if said is None or not _is_same(read(said["other"]), value):
+        return False
+    start, end = said.span("other")
+    return is_denied(text, start, end) or _has_alternative(text, start, end, value, label)
 
 
 def _is_same(other: Value | None, value: Value) -> bool:

@@ -185,6 +185,7 @@ BOTH = _any(
     rf"(?:\A|\b(?:both|either(?:\s+of)?|answers?(?:\s+are)?|it\s+is|we\s+(?:get|have|find))){_PAIR}[.!]?\s*{_FIT}"
 )
 # What stands behind "The answer is"
+SAID_NUMBER = _any(rf"[\s$*(]*{_BARE}")
 SAID_BOTH = _any(rf"{_PAIR}(?:[.!](?=\s|\Z)|[\n;,]|\Z)")
 IS_SENTENCE_END = re.compile(r"[\s$*)}\]]*(?:[.!](?=\s|\Z)|[,;\n]|\Z)")
 OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}(?!\s+else\b)")
