@@ -324,7 +324,8 @@ TWO_ANSWERS = (
     + "Then we count what is left of them. The answer is 5.",
 )  # fmt: skip
 ONE_ANSWER = (
-    "\\boxed{5}\n\nThe answer is 5, not 6.", "5 (not 6)", "x = 11 - 6; x = 5", "So x = 4. The answer is 5.", "x = 4, y = 5",
+    "\\boxed{5}\n\nThe answer is 5, not 6.", "5 (not 6)", "x = 11 - 6; x = 5", "So x = 4. The answer is 5.",
+    "x = 4, y = 5",
     "The sum is 11. The answer is 5.", "Sum: 11\nAnswer: 5", "We get 11. We subtract 6. We get 5.",
     "7 + 4 = 11; 11 - 6 = 5",
     "The answer is 6. 6 + 6 is 12, so that cannot be. The answer is 5.", "**Answer:** \\boxed{5}",
