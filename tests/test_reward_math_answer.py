@@ -69,6 +69,8 @@ TABLE = [
     ("How large is it?", r"36\pi", "The area is 36\u03c0 square centimetres.", True),
     ("Even or odd?", r"\text{odd}", "The function is not odd.", False),
     ("Even or odd?", r"\text{odd}", "Is it odd?", False),
+    ("Even or odd?", r"\text{odd}", "The answer is even. The answer is odd.", False),
+    ("Which curve?", r"\text{ellipse}", r"It is an $\boxed{\text{ellipse}}$.", True),
     ("Is it prime?", "yes", "Yes, no number divides it.", True),
     ("Is it prime?", "no", "No, it is not.", True),
     *[
@@ -300,6 +302,62 @@ def test_a_response_that_does_not_commit_to_the_answer_earns_nothing(reward, res
 @pytest.mark.parametrize("response", COMMITTED)
 def test_a_response_that_affirms_the_answer_earns_it(reward, response):
     assert reward(response, "5", SUM) == 1.0
+
+
+# Two answers of each kind that may be offered, and what looks like them.
+TWO_ANSWERS = (
+    # side by side
+    "4; 5", "Answer: 5 | 6", "The answer is 5 and also 6.", "The answer is 5 (also 6).", "Die Antwort ist 5 und 6.",
+    "\u7b54\u6848\u662f5\u548c6\u3002", r"\boxed{5}, 6", r"6 and \boxed{5}",
+    # in sentences that follow each other
+    "First 4. Then 5.", "It is 6. The answer is 5.", "So the result is 6. The answer is 5.", "x = 4. x = 5.",
+    "One is 4. The other is 5.", "The sum is 4. The sum is 5.", "4. 5.",
+    "The final result is 6. We add. The answer is 5.",
+    # another mark
+    "\\boxed{5}\n\n**6**", "**Answer: 6**\n\n\\boxed{5}", "\\boxed{5}\n5 and also 6", "\\boxed{5}\nThe answer is 5; 6.",
+    "\\boxed{5}\n\nThe answer is 5, or alternatively 6.",
+    # a later sentence offers both, or another one as well
+    "The answer is 5. Both 5 and 6 work.", r"\boxed{5}. So the answers are 5 and 6.", r"\boxed{5}. 6 is also right.",
+    # no correction between them, though the second sentence has a "not"
+    "The answer is 6. " + "We add the numbers that are given, in their order. " * 3 + "Two is not odd. "
+    + "So we go on and subtract the last number from the sum of the others, step by step as before. "
+    + "Then we count what is left of them. The answer is 5.",
+)  # fmt: skip
+ONE_ANSWER = (
+    "\\boxed{5}\n\nThe answer is 5, not 6.", "5 (not 6)", "x = 11 - 6; x = 5", "So x = 4. The answer is 5.",
+    "x = 4, y = 5",
+    "The sum is 11. The answer is 5.", "Sum: 11\nAnswer: 5", "We get 11. We subtract 6. We get 5.",
+    "7 + 4 = 11; 11 - 6 = 5",
+    "The answer is 6. 6 + 6 is 12, so that cannot be. The answer is 5.", "**Answer:** \\boxed{5}",
+    "\\boxed{5}\n\n**5**",
+    "| step | value |\n|---|---|\n| sum | 11 |\n\n\\boxed{5}", r"\boxed{5}. Both 7 and 4 are used.",
+    "The candidates are 4 and 5. 4 is even. So the answer is 5.",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("response", TWO_ANSWERS)
+def test_two_offered_answers_are_none(reward, response):
+    assert reward(response, "5", SUM) == 0.0
+
+
+@pytest.mark.parametrize("response", ONE_ANSWER)
+def test_another_number_that_is_not_offered_costs_nothing(reward, response):
+    assert reward(response, "5", SUM) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("label", "right", "wrong"),
+    [("x<1 or x>3", r"\boxed{x>3 \lor x<1}", r"\boxed{x<1 \text{ and } x>3}"),
+     ("x<1 or x>3", "x<1, or x>3", "x<1, and x>3"),
+     ("x>1 and x<3", r"\boxed{x<3 \text{ and } x>1}", r"\boxed{x>1 \text{ or } x<3}"),
+     (r"(-\infty,1)\cup(3,\infty)", r"\boxed{x<1 \text{ or } x>3}", r"\boxed{x<1 \text{ and } x>3}"),
+     ("x=3,y=-2", r"\boxed{y=-2, x=3}", r"\boxed{x=3, x=-2}"),
+     ("x=3,y=-2", r"\boxed{(3,-2)}", r"\boxed{x=-2, y=3}"),
+     ("3, -2", r"\boxed{x=-2 \text{ or } x=3}", r"\boxed{x=-2 \text{ or } x=2}")],
+)  # fmt: skip
+def test_what_joins_relations_and_whose_values_they_are_counts(reward, label, right, wrong):
+    assert reward(right, label, "Solve it.") == 1.0
+    assert reward(wrong, label, "Solve it.") == 0.0
 
 
 # Right answers of three kinds in each language; then a denial, a doubt, a choice and a question.

@@ -13,13 +13,19 @@ from typing import Any, NamedTuple
 from openrlhf_dbb.core import NO_ANSWER
 from openrlhf_dbb.rewards.commitment import (
     ASSERTION,
+    BOTH,
     CONCLUSION,
-    CORRECTION,
+    IS_SENTENCE_END,
     NUMBER_WORD,
     OR_AFTER,
     OR_BEFORE,
+    OTHER_AFTER,
+    OTHER_BEFORE,
     RESTART,
+    SAID_BOTH,
+    SAID_NUMBER,
     is_affirmed,
+    is_corrected,
     is_denied,
     is_doubtful,
     visible,
@@ -41,14 +47,19 @@ from openrlhf_dbb.rewards.values import (
 
 TAIL_CHARACTERS = 4000  # only the end of a response without a box or a statement is read
 SAID_CHARACTERS = 400
+NEAR_CHARACTERS = 100
 MOST_OFFERS = 50  # boxes and statements that are compared with the answer
 
 _BRACES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{|\\.|[{}]", re.DOTALL)
 _MARKDOWN = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<!\w)__|__(?!\w)|`", re.MULTILINE)
 _HEADING = re.compile(r"^(?:#{1,3} +|\*\*(?=[A-Z][a-z]+ ))([^*\n]*\w)\W*$", re.MULTILINE)
-_MARKER = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+(?=\S)", re.MULTILINE)
+# "- ", "1. "; "4. 5." are two numbers. And "(not 6)"
+_MARKER = re.compile(
+    r"^[ \t]*(?:[-*\u2022]|(?!\A(?!1[.)])\d+\.\s[\d.]+$)\d{1,2}[.)])[ \t]+(?=\S)|\s\(not\s[-\d.,]+\)",
+    re.MULTILINE,
+)
 # "(apples)", "(that is 7 + 4 - 6)", "(see equation 5)"; not "(xy + 1)", "(or 6)"
-_NO_REMARK = rf"(?:{'|'.join(FUNCTIONS)}|or|not|maybe|perhaps|possibly|wrong|i)\b"
+_NO_REMARK = rf"(?:{'|'.join(FUNCTIONS)}|or|and|also|alternatively|else|not|maybe|perhaps|possibly|wrong|i)\b"
 _REMARK = re.compile(
     rf"\s\((?:[\d.,]+ )?(?!{_NO_REMARK})[A-Za-z]{{3,}}(?! ?[-+*/^=<>_])[^()]*\)|\s?\([\u3040-\u9fff]+\)",
     re.IGNORECASE,
@@ -63,10 +74,11 @@ _SAID = re.compile(
 _IT_IS = r"\bit(?:\s+is|'s)\s+"
 # A number that is a line, or all that a sentence says
 _LONE_NUMBER = re.compile(
-    rf"(?:(?:^|(?<=[.?!]\s))[ \t$]*(?:{_IT_IS})?(?=[-+]?[\d.,/]*\d[ \t$]*(?:[?!]+(?:\s|$)|[.]?[ \t$]*$))"
+    rf"(?:(?:^|(?<=[.?!]\s))[ \t$*]*(?:{_IT_IS})?(?=[-+]?[\d.,/]*\d[ \t$*]*(?:[?!]+(?:\s|$)|[.]?[ \t$*]*$))"
     rf"|{_IT_IS}(?=[-+]?[\d.,/]*\d[.?!]\s))",
     re.IGNORECASE | re.MULTILINE,
 )
+_EQUATED = re.compile(r"[a-z]\s*=\s*", re.IGNORECASE)
 _INTRODUCTION = re.compile(
     r"\\text[a-z]*\s*\{\s*(?:(?:the|my)\s+)?(?:(?:final|correct|right)\s+)?answer\s+is:?\s*\}",
     re.IGNORECASE,
@@ -76,7 +88,7 @@ _VERB = (
     r"|\s*\"?[:=]|\s*\n)"
 )
 STATEMENT = re.compile(
-    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
+    rf"\b(?:answers?|final\s+(?:result|value|number|total)|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
     rf"|(?:{ANSWER_NOUNS})[^\d$\\:=(*\n.?!-]{{0,30}}[:\uff1a=]?\s{{0,3}}(?=[-$\\\d*(]|(?-i:[A-J]\b))"
     r"|答案\s*[是为:\uff1a]|选\s*[:\uff1a]?(?=\s*\(?[A-Z])",
     re.IGNORECASE,
@@ -111,13 +123,13 @@ _MATHS = re.compile(
 _NO_NUMBER = re.compile(r"[A-Za-z]|\s*(?:dozen|hundred|thousand|million|billion)\b")
 LETTERS = "ABCDEFGHIJ"  # MMLU-Pro has up to ten options
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
+PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
 
 _SAID_ON_ITS_LINE = re.compile(
     rf"(?:{STATEMENT.pattern})\s*(?!\\boxed)(?=(\S[^\n]{{0,{SAID_CHARACTERS}}}))", re.IGNORECASE
 )
 _PRAISED = re.compile(
-    r"(?:\b(?:option|choice|answer)\s+\(?|\()([A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)\b",
+    r"(?:\b(?:option|choice|answer)\s+\(?|\(|(?<=[.!]\s))([A-Z])\)?\s+is\s+(?:also\s+)?(?:the\s+)?(?:correct|right|best)\b",
     re.IGNORECASE,
 )
 _MARKUP = re.compile(r"\*\*|__|\\[()\[\]]|[$`*]")
@@ -245,8 +257,8 @@ def _in_last_box(text: str, places: list[tuple[int, int]], label: Value) -> Valu
     start = text.rindex("\\", 0, places[-1][0])
     end = places[-1][1] + 1
     for box_start, box_end in places[-MOST_OFFERS:]:
-        is_corrected = box_end >= start or CORRECTION.search(text, box_end + 1, start)
-        if not is_corrected and not _is_same(read(text[box_start:box_end], label), value):
+        stays = box_end < start and not is_corrected(text, box_end + 1, start)
+        if stays and not _is_same(read(text[box_start:box_end], label), value):
             return None
     return value if _is_final(text, start, end, value, label) else None
 
@@ -291,7 +303,9 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
     """Return whether a response affirms an answer, does not take it back and offers no other one."""
     if not is_affirmed(text, start, end) or _has_alternative(text, start, end, value, label):
         return False
-    if isinstance(inner(label), Number) and _concludes_otherwise(text, end, value, label):
+    if isinstance(inner(label), Number) and (
+        _has_twin(text, start, end, value) or _concludes_otherwise(text, end, value, label)
+    ):
         return False
     places = _stated(text, start, end)[-MOST_OFFERS:]
     return not any(_says_another(text, place, start, value, label) for place in places)
@@ -312,8 +326,10 @@ def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> boo
     borders = [found.end() for found in _SENTENCE_END.finditer(text, end)]
     is_other = False
     for begin, stop in itertools.pairwise([*borders, len(text)]):
-        sentence = text[begin:stop]
+        sentence = _MARKDOWN.sub("", text[begin:stop])
         numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
+        if len(_are_answers(BOTH.search(sentence), value)) > 1:  # it is one of two
+            return True
         is_conclusion = CONCLUSION.match(sentence) is not None
         is_asserted = ASSERTION.search(sentence) is not None
         if any(_is_same(number, value) for number in numbers):
@@ -341,16 +357,52 @@ def _has_alternative(text: str, start: int, end: int, value: Value, label: Value
     return not all(other is not None and _is_same(other[2], value) for other in others)
 
 
+def _has_twin(text: str, start: int, end: int, value: Value) -> bool:
+    """Return whether another number is offered as the answer is: "4; 5", "It is 6. The answer is 5."."""
+    name = _EQUATED.match(text, start)
+    is_box = text.startswith("\\", start)
+    if not is_box and "=" in text[name.end() if name else start : end]:  # it is calculated
+        return False
+    before = text[max(0, start - NEAR_CHARACTERS) : name.end() if name else start]
+    twins = []
+    after = OTHER_AFTER.match(text, end)
+    if after and before.lower().endswith((after["name"] or "").lower()):  # both are x
+        twins.append(after["other"])
+    earlier = OTHER_BEFORE.search(before) if IS_SENTENCE_END.match(text, end) else None
+    if earlier:
+        twins.append(earlier["other"])
+    return not all(_is_same(read(twin), value) for twin in twins)
+
+
+def _are_answers(numbers: re.Match[str] | None, value: Value) -> set[bool]:
+    """Return of two numbers whether they are the answer."""
+    if numbers is None:
+        return set()
+    return {_is_same(read(numbers[name]), value) for name in ("other", "second")}
+
+
 def _says_another(text: str, place: int, start: int, value: Value, label: Value) -> bool:
     """Return whether "The answer is" before a place states another value than the answer, and nothing corrects it."""
     said = _SAID.match(text, place)
     if said and said.start() <= start < said.end() and text[start] == "\\":  # it states the box
         return False
-    offered = read(said[1], label) if said else None
+    offered = read(said[1].strip("* "), label) if said else None
     kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
-    if offered is None or not isinstance(inner(offered), kinds) or _is_same(offered, value):
+    is_one = offered is not None and isinstance(inner(offered), kinds)
+    is_other = is_one and not _is_same(offered, value)
+    if kinds is Number and not is_other:
+        both = _are_answers(SAID_BOTH.match(text, place), value)
+        is_other = False in both or _is_hedged(text, place, value, label)
+    return is_other and (place > start or not is_corrected(text, place, start))
+
+
+def _is_hedged(text: str, place: int, value: Value, label: Value) -> bool:
+    """Return whether the answer, stated beside a box, is denied or has an alternative: "5 (alternatively 6)"."""
+    said = SAID_NUMBER.match(text, place)
+    if said is None or not _is_same(read(said["other"]), value):
         return False
-    return place > start or CORRECTION.search(text, place, start) is None
+    start, end = said.span("other")
+    return is_denied(text, start, end) or _has_alternative(text, start, end, value, label)
 
 
 def _is_same(other: Value | None, value: Value) -> bool:
@@ -462,7 +514,7 @@ def _settled(text: str, claims: list[Said]) -> str | None:
         return None
     last = claims[-1]
     for claim in claims:
-        if claim.text != last.text and CORRECTION.search(text, claim.end, last.start) is None:
+        if claim.text != last.text and not is_corrected(text, claim.end, last.start):
             return None
     if OR_BEFORE.search(text, 0, last.start) or OR_AFTER.match(text, last.end):
         return None
@@ -485,7 +537,7 @@ def _words(said: str, is_box: bool, label: str) -> Said | None:
     """Return the words of a statement, or those of the label if it ends with them, as "the function is odd"."""
     spoken = _WORD.findall(said.lower())
     right = _WORD.findall(label)
-    pair = next((pair for pair in _PAIRS if label.lower() in pair), None)
+    pair = next((pair for pair in PAIRS if label.lower() in pair), None)
     if pair:
         spoken = _one_of(said, spoken, pair)
     elif not is_box and right == spoken[-len(right) :]:

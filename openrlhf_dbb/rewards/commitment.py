@@ -17,6 +17,7 @@ from openrlhf_dbb.rewards.language import (
 )
 from openrlhf_dbb.rewards.notation import TABLES
 
+NEAR = 100  # characters beside an answer that is denied
 WINDOW = 600  # characters of a sentence before and behind an answer
 
 
@@ -143,26 +144,61 @@ _COMMANDS_BEFORE = (
     "|[Ll]arge|[Hh]uge|text|boldsymbol|mathbf|begin|left|[bB]ig"
 )
 _BEFORE_BOX = re.compile(
-    r"(?:\\not\s*=|[-<+/^_|]|\*(?!\*?\s*\n)|(?<!answer)>|(?<!\\)\("
+    r"(?:\\not\s*=|[-<+/^_]|\|(?!\s*\n)|(?<!\*)\*(?!\*?\s*\n)|[\d)]\*\*(?!\s)|(?<!answer)>|(?<!\\)\("
     rf"|\\(?!(?:{_COMMANDS_BEFORE})(?![a-z]))[A-Za-z]+)\s*\Z"
 )
 _AFTER_BOX = re.compile(
     r"\s*(?:=\s*-?[\d.]+\s*(?:[$\s.,]|\\\]|\Z)"
-    r"|(?!</answer)[-+*/<>^_]\s*(?!\\circ|\{\\circ|[23{ ]*\\text)[^\s$)]"
+    r"|(?!</answer|\*\*)[-+*/<>^_]\s*(?!\\circ|\{\\circ|[23{ ]*\\text)[^\s$)]"
     r"|\\(?:times|cdot|div|pm|oplus|le|ge|lt|gt|neq?|to)(?![a-z]))"
 )
-CORRECTION = _any(_words("correction", "wrong", "denial"), r"actually|\bno\b")
+_CORRECTION = _any(_words("correction", "wrong"), r"actually|\bno\b")
+_DENIAL = _any(_words("denial"))
 RESTART = _any(_words("correction"), r"\bno[,.!]")
 OR_BEFORE = _any(rf"[\s$]*{_words('alternative')}[\s$\\(\[{{*]*\Z")
+# A number that is offered as the answer is: "4; 5", "First 4. Then 5.", "It is 6. The answer is 5.", "5 and also 6"
+_BARE = r"(?P<other>[-+]?\d(?:[\d.,/]*\d)?)(?![.,/]*\d)"
+_NAME = r"(?P<name>[a-z]\s*=\s*|(?:[a-z]+\s+){1,3}(?:is|are|=)\s+)?"  # "x =", "the sum is"
+_AND = _words("alternative", "addition")
+_LEAD = (
+    r"(?:(?:so|thus|hence|therefore|first(?:ly)?|second(?:ly)?|third|finally|both|the|my|final|answers?|result|option"
+    rf"|choice|candidate|possibility|case|one|other|another|it|this|that|is|are|equals|maybe|{_AND}|[A-J\d](?=:))"
+    r"[\s,:$*]{1,6})*"
+)
+# Bounded, as spaces and signs overlap
+_JOINT = rf"(?:[\s$*()]{{0,4}}(?:[,;|/&.!\n(\uff0c\uff1b\u3001]|{_AND})){{1,4}}[\s$*(]{{0,4}}"
+OTHER_BEFORE = _any(
+    rf"(?:\A|[.!?]\s+|\n\s*)[$*(]*{_LEAD}{_NAME}[$*(]*{_BARE}{_JOINT}{_LEAD}"
+    r"(?(name)(?P=name))[\s$*(]*\Z"
+)
+OTHER_AFTER = _any(
+    rf"[$*)\]}}]*{_JOINT}{_LEAD}{_NAME}[$*(]*{_BARE}[$*)\u3040-\u9fff\uac00-\ud7af]*"
+    r"(?:\s+(?:too|also|as\s+well))?(?:[.!](?=\s|\Z)|[\n;,)]|\s*\Z)"
+)
+_PAIR = rf"[\s$*(]*{_BARE}{_JOINT}{_LEAD}{_BARE.replace('other', 'second')}[\s$*)]*"
+_FIT = (
+    r"(?:both\s+|each\s+|also\s+)*(?:works?|fits?|holds?|(?:(?:is|are|would\s+be|could\s+be)\s+)(?:both\s+|all\s+)?"
+    r"(?:right|correct|possible|valid|fine|acceptable|answers?|solutions?)|\Z)"
+)
+# "Both 5 and 6 work.", "It is 5 or 6."
+BOTH = _any(
+    rf"(?:\A|\b(?:both|either(?:\s+of)?|answers?(?:\s+are)?|it\s+is|we\s+(?:get|have|find))){_PAIR}[.!]?\s*{_FIT}"
+)
+# What stands behind "The answer is"
+SAID_NUMBER = _any(rf"[\s$*(]*{_BARE}")
+SAID_BOTH = _any(rf"{_PAIR}(?:[.!](?=\s|\Z)|[\n;,]|\Z)")
+IS_SENTENCE_END = re.compile(r"[\s$*)}\]]*(?:[.!](?=\s|\Z)|[,;\n]|\Z)")
 OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}(?!\s+else\b)")
 CONCLUSION = _any(
     r"\s*(?:so|thus|hence|therefore|[^.!?\n]*\b(?:total|in\s+all|altogether|final(?:ly)?|result))\b"
 )
 ASSERTION = _any(
     # "It is 6."
-    r"(?:\b(?:is|are|was|be|as|get|got|obtain(?:ed)?|find|found|reach(?:ed)?|equals?|gives?|becomes?|that)|'s|:|,(?=\s)|\A[^A-Za-z]*=)"
+    r"(?:\b(?:is|are|was|be|as|get|got|obtain(?:ed)?|find|found|reach(?:ed)?|equals?|gives?|becomes?|say|that)|'s|:|,(?=\s)|\A[^A-Za-z]*=)"
     r"[\s$*\\(]*-?\d[\d.,]*[\s$*)!.\\]*\Z",
-    r"(?:\A|:)[\s$*]*-?\d[\d.,]*[\s$*]+(?:is|was)\s+(?:the|my|right|correct)\b",  # "6 is the right one."
+    # "6 is the right one.", "6 is possible as well.", "6 works too."
+    r"(?:\A|:)[\s$*]*-?\d[\d.,]*[\s$*]+(?:also\s+)?(?:(?:is|was)\s+(?:also\s+|just\s+as\s+)?(?:the|my|right|correct"
+    r"|possible|valid|fine|acceptable|an?\s+(?:answer|solution))|(?:works|fits|holds)\s+(?:too|also|as\s+well))\b",
 )
 NUMBER_WORD = _any(  # "there are six"
     r"\b(?:is|are|was|be|equals?|gives?|makes?|get|got|have|has|leaves?|total|:)\s+(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty|hundred|thousand)\b"
@@ -196,6 +232,12 @@ def visible(text: str) -> str:
     if re.fullmatch(r"[\"\u201c][^\"\u201d]*[\"\u201d]", text):
         return text[1:-1]
     return _HIDDEN.sub("", text)
+
+
+def is_corrected(text: str, end: int, start: int) -> bool:
+    """Return whether a correction stands between the end of an answer and the start of the next, or a denial near."""
+    near = f"{text[end : min(start, end + NEAR)]}\n{text[max(end, start - NEAR) : start]}"
+    return bool(_CORRECTION.search(text, end, start) or _DENIAL.search(near))
 
 
 def is_doubtful(text: str) -> bool:

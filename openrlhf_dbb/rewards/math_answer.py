@@ -87,15 +87,14 @@ def _verdict(right: values.Value, answer: values.Value, question: str) -> bool |
 
 
 def _answer(response: str, right: values.Value) -> values.Value | None:
-    if isinstance(right, values.Words) and right.words[0].isalpha():
-        label = " ".join(right.words)
-        said = (
-            answers.letter(response, answers.ALPHABET)
-            if len(label) == 1
-            else answers.words(response, label)
-        )
-        return values.Words(said, tuple(said.lower().split())) if said else None
-    return answers.find(response, right)
+    label = right.words[0] if isinstance(right, values.Words) and len(right.words) == 1 else ""
+    if len(label) == 1:
+        said = answers.letter(response, answers.ALPHABET)
+    elif any(label in pair for pair in answers.PAIRS):  # "Yes, it is."
+        said = answers.words(response, label)
+    else:
+        return answers.find(response, right)
+    return values.Words(said, (said.lower(),)) if said else None
 
 
 def _ask(label: str, answer: str) -> bool | None:

@@ -7,7 +7,7 @@ letter or word is a ``Formula``, which Math-Verify compares.
 import itertools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from openrlhf_dbb.rewards.notation import (
@@ -29,6 +29,7 @@ LARGEST_EXPONENT = 1000
 Ask = Callable[[str, str], bool | None]
 
 _COMMA = rf"[,;]|{UPRIGHT}?\b(?:and|or)\b"
+_JOINED = {"and": "&", "or": "u"}  # the kind of "x < 1 or x > 3"
 _UNION = r"\\cup(?![A-Za-z])"
 _RELATION = r"[=<>]|\\(?:approx|le|ge|ne|in)(?![A-Za-z])"
 _LETTERS = r"[^\W\d_]+"
@@ -110,7 +111,7 @@ class Number(Value):
 class Items(Value):
     """Several values: those of a list, a set, a tuple or a ratio, the ends of an interval, the parts of a union."""
 
-    kind: str  # a list ``,``, a set ``{}``, a union ``u``, a ratio ``:``, or the brackets around the items
+    kind: str  # a list ``,``, a set ``{}``, a union ``u``, a ratio ``:``, inequalities ``&``, or the brackets around
     items: tuple[Value, ...]
 
 
@@ -197,7 +198,8 @@ def _agree(one: Number, other: Number) -> bool:
 
 def _list(text: str, numeric: bool) -> Value | None:
     """Read pieces between commas and words; ``numeric`` allows letters as units."""
-    pieces = [piece for piece in split(text, _COMMA)[0] if piece]
+    pieces, signs = split(text, _COMMA)
+    pieces = [piece for piece in pieces if piece]
     if len(pieces) < 2:
         return _relation(text, numeric)
     members = _items(latex(text), ",", pieces, _relation)
@@ -206,6 +208,8 @@ def _list(text: str, numeric: bool) -> Value | None:
     words = [word for value in members.items if isinstance(value, Words) for word in value.words]
     if all(isinstance(value, Words) for value in members.items):
         return Words(members.text, tuple(words))
+    if any(isinstance(value, Formula) and value.is_relation for value in members.items):
+        return replace(members, kind=_JOINED.get(signs[-1].strip(UPRIGHT), ","))
     return _named(members)
 
 
@@ -218,7 +222,7 @@ def _named(members: Items) -> Value:
         if len(names) < len(items):
             return Formula(members.text, is_relation=True)
         return Items(members.text, "()", tuple(inner(value) for value in sorted(named, key=_name)))
-    return Items(members.text, ",", items)
+    return Items(members.text, "{}" if len(named) > 1 else ",", items)
 
 
 def _name(equation: Equation) -> str:
@@ -462,7 +466,7 @@ def is_relation(value: Value) -> bool:
     if isinstance(value, Formula):
         return value.is_relation
     return isinstance(value, Equation) or (
-        isinstance(value, Items) and value.kind not in (",", ":", "{}")
+        isinstance(value, Items) and value.kind not in (",", ":", "{}", "&")
     )
 
 
@@ -497,7 +501,7 @@ def _is_near(label: Number, answer: Number, given: Fraction) -> bool:
 
 def _same_items(label: Items, answer: Items, ask: Ask) -> bool | None:
     kinds = {label.kind, answer.kind}
-    is_unordered = kinds <= {",", "{}", "u"}
+    is_unordered = kinds <= {",", "{}", "u"} or kinds <= {",", "&"}
     is_list = kinds in ({",", "()"}, {",", "[]"}) and not re.search(
         r"[<>]|\\[lg]e", label.text + answer.text
     )
@@ -532,7 +536,9 @@ def canonical(value: Value) -> str:
         return str(value.value) + ("%" if value.is_percent else "")
     if isinstance(value, Items):
         texts = list(map(canonical, value.items))
-        return f"{value.kind[:1]}{','.join(sorted(texts) if value.kind in (',', '{}', 'u') else texts)}{value.kind[1:]}"
+        if value.kind in (",", "{}"):
+            return ",".join(sorted(texts))
+        return f"{value.kind[:1]}{','.join(sorted(texts) if value.kind in 'u&' else texts)}{value.kind[1:]}"
     return (
         " ".join(value.words)
         if isinstance(value, Words) and len(value.words[0]) > 1
