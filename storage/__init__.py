@@ -9,6 +9,7 @@
     schema   the tables, every column once, and the views; creation and version check
     engine   connections and transactions on either database; large results in parts
     decode   JSON and times of rows that may have been edited by hand
+    damage   numbers that no run has written, by the bounds of their columns
     files    whether the files of SQLite are still there and undamaged
     address  URLs and names of files; network file systems
     errors   StoreError; repeats after an outage

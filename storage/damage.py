@@ -32,7 +32,7 @@ def check_rows(database: Database, run: RunRecord, *tables: str, step: int | Non
     """Check the numbers of a run's rows, of one step if it is given: a scan of each table.
 
     Raises:
-        StoreError: a number is outside of the bounds of its column, or a step is none that the run has.
+        StoreError: a number is outside of the bounds of its column, or the run has no such step.
     """
     key = {"run": run.run_id, "step": step}
     with database.transaction() as connection:

@@ -9,6 +9,8 @@ Protocol, fixed before any run:
 - Task and model are those of the tiny preset with 512 training and 512 held-out prompts. The starting
   model has had 270 supervised steps, which gives about 10 % right responses. A seed fixes model,
   problems and order.
+- One run of grpo with 32,768 rollouts on seed 901, before this protocol, told how long a run takes. Budget
+  and seeds follow from that.
 - A run generates 16,384 rollouts. Every rollout counts, also those of groups that are not trained on.
   A step trains on 512 rollouts, in two optimizer steps. The loop is ``openrlhf_dbb.Loop`` with plain
   PyTorch, one thread, float32.

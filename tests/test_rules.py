@@ -488,7 +488,7 @@ def test_what_an_estimator_derives_is_stored_by_every_trainer(sized, tmp_path):
         ) as posteriors:
             return Loop(posteriors, ["a"], ["1"], None, groups=1, rollouts=rollouts)
 
-    # A loop of one's own finds the estimator in the store, and so can only say what it has to be.
+    # The run has stored its estimator before the loop begins. So the loop refuses it and names the values.
     with pytest.raises(ValueError, match=r"sized.*pass parameters=\{'size': 8\} to Posteriors"):
         loop(8, 0)
     loop(8, 8)

@@ -128,7 +128,7 @@ def opened(copies, monkeypatch):
 
 
 def edit(store, sql, **values):
-    """Whether the database takes the edit, and it changes a row."""
+    """Return whether the database accepts the edit and a row changes."""
     try:
         with store.database.transaction(write=True) as connection:
             return connection.execute(sqlalchemy.text(sql), values).rowcount > 0
@@ -167,7 +167,7 @@ def damage(store, table, turn):
 
 
 class Faults(list):
-    """What has gone wrong, all of a test together."""
+    """The faults that a test has seen; it reports them all at its end."""
 
     @contextlib.contextmanager
     def of(self, *what):

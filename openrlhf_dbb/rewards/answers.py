@@ -47,17 +47,17 @@ from openrlhf_dbb.rewards.values import (
 
 TAIL_CHARACTERS = 4000  # only the end of a response without a box or a statement is read
 SAID_CHARACTERS = 400
-NEAR_CHARACTERS = 100
+NEAR_CHARACTERS = 100  # before an answer, in which another number may be offered
 MOST_OFFERS = 50  # boxes and statements that are compared with the answer
 
 _BRACES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{|\\.|[{}]", re.DOTALL)
 _MARKDOWN = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<!\w)__|__(?!\w)|`", re.MULTILINE)
 _HEADING = re.compile(r"^(?:#{1,3} +|\*\*(?=[A-Z][a-z]+ ))([^*\n]*\w)\W*$", re.MULTILINE)
-# "- ", "1. "; "4. 5." are two numbers. And "(not 6)"
+# "- ", "1. "; "4. 5." are two numbers
 _MARKER = re.compile(
-    r"^[ \t]*(?:[-*\u2022]|(?!\A(?!1[.)])\d+\.\s[\d.]+$)\d{1,2}[.)])[ \t]+(?=\S)|\s\(not\s[-\d.,]+\)",
-    re.MULTILINE,
+    r"^[ \t]*(?:[-*\u2022]|(?!\A(?!1[.)])\d+\.\s[\d.]+$)\d{1,2}[.)])[ \t]+(?=\S)", re.MULTILINE
 )
+_EXCLUDED = re.compile(r"\s\(not\s[-\d.,]+\)")  # " (not 6)"
 # "(apples)", "(that is 7 + 4 - 6)", "(see equation 5)"; not "(xy + 1)", "(or 6)"
 _NO_REMARK = rf"(?:{'|'.join(FUNCTIONS)}|or|and|also|alternatively|else|not|maybe|perhaps|possibly|wrong|i)\b"
 _REMARK = re.compile(
@@ -416,7 +416,7 @@ def _plain(text: str) -> str:
     text = _HEADING.sub(r"\1:", plain_signs(text))
     text = _MARKDOWN.sub("", text).replace("</answer>", "\n")
     text = _FORMULA.sub(lambda found: found[0].replace("\n", " "), text)
-    text = _MARKER.sub("", text)
+    text = _EXCLUDED.sub("", _MARKER.sub("", text))
     return _REMARK.sub(lambda remark: remark[0] if is_doubtful(remark[0]) else "", text)
 
 

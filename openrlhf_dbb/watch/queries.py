@@ -144,7 +144,7 @@ def series(store: PosteriorStore, run: RunRecord, width: int) -> tuple[list[Any]
     """Return a row of sums for every ``width`` steps, and the metrics of each step.
 
     Raises:
-        StoreError: a step is none that the run has.
+        StoreError: a row holds a number that no run has written, or the run has no such step.
     """
     check_rows(store.database, run, "dbb_step")
     points = store.query(_POINTS, run=run.run_id, last=run.last_step, width=width)
@@ -201,7 +201,7 @@ def prompt(
     None if the run has no posterior of it.
 
     Raises:
-        StoreError: a step is none that the run has.
+        StoreError: a row holds a number that no run has written, or the run has no such step.
     """
     values = {"run": run.run_id, "prompt": prompt_id}
     posterior = store.query(_MEAN, **values)
