@@ -12,7 +12,7 @@ from pathlib import Path
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.storage import StoreError
-from study import protocol, rare, simulate, spend
+from study import protocol, rare, returns, simulate, spend
 from study.rows import Study
 
 RESULTS = TABLES = Path(__file__).parent / "results"
@@ -106,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_command(commands)
     rare.add_command(commands)
     spend.add_command(commands)
+    returns.add_command(commands)
     return parser
 
 

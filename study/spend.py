@@ -44,7 +44,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,11 +55,12 @@ import torch
 from scipy import stats
 
 from openrlhf_dbb import Posteriors, tiny
-from openrlhf_dbb.core.filling import Answer, Request
+from openrlhf_dbb.core.filling import Answer, Group, Request
 from openrlhf_dbb.core.loop import Loop, Step
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation.metrics import p_value
 from study import analysis, cells, control, rows
-from study.exact import Task, read
+from study.exact import read
 from study.sampling import sample
 
 TITLE = "Where to spend equal rollouts"
@@ -121,65 +122,93 @@ class SpendRow(NamedTuple):
     mixed: float
 
 
-class _Prompts:
-    """The training prompts: as texts for the loop, as tokens for the policy."""
+class Prompts:
+    """The training prompts of a task: as texts for the loop, as tokens for the policy, which it trains.
 
-    def __init__(self, folder: Path, task: Task, seed: int) -> None:
+    Attributes:
+        rows: (P,) of the task, to which the loop's rows refer.
+    """
+
+    def __init__(self, folder: Path, rate: float, seed: int) -> None:
         lines = (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()
         problems = [json.loads(line) for line in lines]
-        self.texts = [problem["input"] for problem in problems]
-        self.labels = [problem["label"] for problem in problems]
-        self._task = task
-        self.policy = task.policy()
-        self.generator = torch.Generator().manual_seed(seed)
+        self._texts = [problem["input"] for problem in problems]
+        self._labels = [problem["label"] for problem in problems]
+        self.task = read(folder)
+        self.rows = list(range(len(problems)))
+        self.policy = self.task.policy()
+        self._optimizer = control.adamw(self.policy, rate)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @property
+    def texts(self) -> list[str]:
+        """The prompts of the rows, (P,)."""
+        return [self._texts[row] for row in self.rows]
+
+    @property
+    def labels(self) -> list[str]:
+        """The right answers of the rows, (P,)."""
+        return [self._labels[row] for row in self.rows]
 
     def generate(self, requests: Sequence[Request[int]]) -> list[Answer[tuple[int, torch.Tensor]]]:
-        """Answer each request; a rollout is its prompt's row and its tokens (L,)."""
-        rows_R = [request.prompt for request in requests for _ in range(request.rollouts)]
-        batch = self._task.train.batch(np.array(rows_R))
-        responses_R_1_L = sample(self.policy, batch, 1, self.generator)
-        right_R = self._task.right(responses_R_1_L, batch)[:, 0].double().numpy()
+        """Answer each request; a rollout is its prompt's row of the task and its tokens (L,)."""
+        rows_R = [
+            self.rows[request.prompt] for request in requests for _ in range(request.rollouts)
+        ]
+        batch = self.task.train.batch(np.array(rows_R))
+        responses_R_1_L = sample(self.policy, batch, 1, self._generator)
+        right_R = self.task.right(responses_R_1_L, batch)[:, 0].double().numpy()
         answers = []
         first = 0
         for request in requests:
             end = first + request.rollouts
-            rollouts = [(request.prompt, tokens_L) for tokens_L in responses_R_1_L[first:end, 0]]
+            row = self.rows[request.prompt]
+            rollouts = [(row, tokens_L) for tokens_L in responses_R_1_L[first:end, 0]]
             answers.append(Answer(rollouts, right_R[first:end]))
             first = end
         return answers
 
-    def update(self, optimizer: torch.optim.AdamW, step: Step[tuple[int, torch.Tensor]]) -> None:
+    def update(self, step: Step[tuple[int, torch.Tensor]]) -> None:
         """Train on a step, in two optimizer steps."""
-        batch = self._task.train.batch(np.array([row for row, _ in step.rollouts]))
+        batch = self.task.train.batch(np.array([row for row, _ in step.rollouts]))
         responses_R_1_L = torch.stack([tokens_L for _, tokens_L in step.rollouts])[:, None]
         advantages_R = torch.from_numpy(step.advantages).float()
         half = -(-len(step.rollouts) // 2)
         control.update(
             self.policy,
-            optimizer,
+            self._optimizer,
             batch,
             responses_R_1_L,
             advantages_R,
             _CLIP,
             half,
-            self.generator,
+            self._generator,
         )
 
 
-def train(folder: Path, name: str, rate: float, seed: int) -> list[SpendRow]:
-    """Train one arm on the task in a folder, and return its curve."""
-    arm = ARMS[name]
-    task = read(folder)
-    prompts = _Prompts(folder, task, seed)
-    optimizer = control.adamw(prompts.policy, rate)
-    generated = [0]
-    accuracy = [task.accuracy(prompts.policy)]
-    mixed = [0]
+class Curve:
+    """A run so far: rollouts, exact held-out accuracy and mixed groups, before training and after each step."""
+
+    def __init__(self, start: float) -> None:
+        self.generated = [0]
+        self.accuracy = [start]
+        self.mixed = [0]
+
+    def at(self, values: Sequence[float], rollouts_E: Floats) -> Floats:
+        """Return values of the steps on the straight lines between them, (E,)."""
+        return np.interp(rollouts_E, self.generated, values)
+
+
+def steps(
+    prompts: Prompts, arm: Arm, curve: Curve, *, trained: int, budget: int, seed: int
+) -> Iterator[Step[tuple[int, torch.Tensor]]]:
+    """Train an arm on the rows of the prompts, ``trained`` rollouts a step, until the curve has ``budget`` rollouts."""
+    before = curve.generated[-1]
     with (
         tempfile.TemporaryDirectory() as stored,
         Posteriors.create(
             f"sqlite:///{stored}/spend.db",
-            name,
+            "run",
             prompts.texts,
             prompts.labels,
             estimator="point",
@@ -191,26 +220,37 @@ def train(folder: Path, name: str, rate: float, seed: int) -> list[SpendRow]:
             prompts.texts,
             prompts.labels,
             prompts.generate,
-            groups=TRAINED // arm.group,
+            groups=trained // arm.group,
             rollouts=arm.group,
             strategy=arm.strategy,
             strategy_parameters=arm.parameters,
             seed=seed,
-            max_rollouts=BUDGET,
+            max_rollouts=budget - before,
         )
         for step in loop:
-            prompts.update(optimizer, step)
-            differ = [
-                len(set(group.scores)) > 1 for group in step.groups if group.scores is not None
-            ]
-            generated.append(loop.generated)
-            accuracy.append(task.accuracy(prompts.policy))
-            mixed.append(mixed[-1] + sum(differ))
-    accuracy_E = np.interp(_GRID_E, generated, accuracy)
-    mixed_E = np.interp(_GRID_E, generated, mixed)
-    steps = len(generated) - 1
+            prompts.update(step)
+            curve.generated.append(before + loop.generated)
+            curve.accuracy.append(prompts.task.accuracy(prompts.policy))
+            curve.mixed.append(curve.mixed[-1] + sum(map(is_mixed, step.groups)))
+            yield step
+
+
+def is_mixed(group: Group[int, Any]) -> bool:
+    """Return whether a group has right and wrong rollouts."""
+    return group.scores is not None and len(set(group.scores)) > 1
+
+
+def train(folder: Path, name: str, rate: float, seed: int) -> list[SpendRow]:
+    """Train one arm on the task in a folder, and return its curve."""
+    prompts = Prompts(folder, rate, seed)
+    curve = Curve(prompts.task.accuracy(prompts.policy))
+    for _ in steps(prompts, ARMS[name], curve, trained=TRAINED, budget=BUDGET, seed=seed):
+        pass
+    accuracy_E = curve.at(curve.accuracy, _GRID_E)
+    mixed_E = curve.at(curve.mixed, _GRID_E)
+    last = len(curve.generated) - 1
     return [
-        SpendRow(seed, name, rate, int(rollouts), value, steps, groups)
+        SpendRow(seed, name, rate, int(rollouts), value, last, groups)
         for rollouts, value, groups in zip(_GRID_E, accuracy_E, mixed_E, strict=True)
     ]
 

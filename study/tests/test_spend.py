@@ -37,10 +37,10 @@ def test_an_arm_spends_its_budget_on_groups_of_its_size(name, task_folder, monke
     monkeypatch.setattr(spend, "_GRID_E", np.array([0.0, 300.0]))
     sizes = []
 
-    def update(self, optimizer, step):
+    def update(self, step):
         sizes.append([len(group.rollouts) for group in step.groups])
 
-    monkeypatch.setattr(spend._Prompts, "update", update)
+    monkeypatch.setattr(spend.Prompts, "update", update)
     # A prompt is right half of the time, whatever the model says.
     random = torch.Generator().manual_seed(0)
     monkeypatch.setattr(

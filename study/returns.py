@@ -1,0 +1,391 @@
+"""Prompts that return, in pools that were not made for draws: the tiny model, with and without a memory.
+
+    python -m study returns --seeds 101 --rates 4e-4,8e-4,1.6e-3    the rates
+    python -m study returns                                         the comparison, at the chosen rates
+    python -m study draw                                            tables and figure of study/results/returns
+
+Protocol, fixed before any run but one look at the starting model of seed 901 (its exact success
+probabilities by kind of prompt):
+
+- The starting model is the tiny preset's, after its 560 supervised steps. A seed fixes model, problems
+  and order.
+- Pools of 256 prompts. "parts": 64 mastered ones (sorting, each right with probability 0.95 or more),
+  128 nearly hopeless ones (sums and differences of two numbers of three digits, about 0.4 % right), 64
+  that can be learned (sums and differences of five or six characters, about 10 % right). "one": 256 sums
+  of two numbers of two digits, about 3 % right; their texts tell the memory nothing, counts alone can.
+- Held out are 256 other problems of the kind that can be learned: in "parts" those of five or six
+  characters, in "one" the sums of two digits.
+- A run generates 8,192 rollouts: four passes of GRPO with groups of 8. A step trains on 256 rollouts, in
+  two optimizer steps. All else is as in study/spend.py.
+- Arms. "grpo": groups of 8. "draws": --method draws, groups of 4 by the memory, from nothing. "half" and
+  "none": the same with importance weights to the power 0.5 and 0. "greso": --method greso, groups of 8.
+  "first-pass": GRPO, from the second pass on only with the prompts whose group of the first pass was
+  mixed. "two-stage": 2 rollouts and 14 more where these differ.
+- Learning rates: 4e-4, 8e-4 and 1.6e-3 for every arm and pool on seed 101, by the rule of study/spend.py:
+  highest mean over the run; where the best is the lowest or highest rate, the one beyond it is tried once.
+- Outcome, on seeds 1 to 8: exact held-out accuracy, first its mean over the run, second its end. Each
+  arm minus grpo, paired by seed, Holm's correction over the six arms within a pool and an outcome. "half"
+  and "none" minus "draws" as intervals. Beside it the share of groups of the second half that were of
+  prompts that can be learned ("parts"), and of mixed groups.
+- The deviations of study/results/spend let eight seeds show about 0.7 to 1.2 points.
+- Expected: in "parts" draws, none and first-pass spend most groups of the second half on the learnable
+  quarter, and are above grpo by one to three points in the mean over the run, none the most; greso and
+  two-stage by half of that. In "one" all differences are below one point. If draws are not above grpo in
+  "parts", the advice to use them where most groups are equal has to name the pools where it held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import stats
+
+from openrlhf_dbb import tiny
+from openrlhf_dbb.evaluation.metrics import p_value
+from study import analysis, cells, exact, rows, spend
+from study.spend import Arm
+
+TITLE = "Prompts that return"
+NAME = "returns"
+SIZE = 256  # prompts of a pool, and held out
+BUDGET = 8192  # rollouts of a run
+TRAINED = 256  # rollouts that a step trains on
+SEEDS = range(1, 9)
+GRPO = "grpo"
+FIRST_PASS = "first-pass"
+CANDIDATES = 8192  # problems from which pools are taken
+MASTERED = 0.95  # least success probability before training
+_GRID_E = np.linspace(0, BUDGET, 17)
+
+LEARNABLE = re.compile(r"\d+[-+]\d+=")
+TWO_DIGITS = re.compile(r"\d\d\+\d\d=")
+THREE_DIGITS = re.compile(r"\d{3}[-+]\d{3}=")
+Problem = dict[str, str]
+POOLS = {
+    "parts": "a quarter mastered, half nearly hopeless",
+    "one": "sums of two digits",
+}
+"""Printed names of the pools."""
+
+ARMS = {
+    GRPO: Arm("GRPO, N = 8", "plain", 8, 8e-4),
+    "draws": Arm("drawn by the memory, N = 4", "posterior", 4, 8e-4),
+    "half": Arm("drawn, half weights", "posterior", 4, 8e-4, {"weight_power": 0.5}),
+    "none": Arm("drawn, no weights", "posterior", 4, 8e-4, {"weight_power": 0.0}),
+    "greso": Arm("GRESO, N = 8", "greso", 8, 8e-4),
+    FIRST_PASS: Arm("mixed in the first pass, N = 8", "plain", 8, 8e-4),
+    "two-stage": Arm("two stages, 2 + 14", "two_stage", 16, 8e-4, {"first": 2}),
+}
+RATES: dict[tuple[str, str], float] = {}
+"""Learning rate of a pool and an arm, by the rule of the protocol; others have the arm's."""
+
+
+class ReturnsRow(NamedTuple):
+    """A row of returns.csv: a point of a run's curve.
+
+    Attributes:
+        rollouts: generated so far.
+        accuracy: exact, held out, in [0, 1], on the straight line between the steps around this number.
+        steps: of the whole run.
+        groups: trained on so far; mixed and learnable ones are among them. On the same kind of line.
+    """
+
+    pool: str
+    seed: int
+    arm: str
+    rate: float
+    rollouts: int
+    accuracy: float
+    steps: int
+    groups: float
+    mixed: float
+    learnable: float
+
+
+def is_learnable(prompt: str) -> bool:
+    """Return whether a prompt is one that the starting model can learn: a sum or difference of 5 or 6 characters."""
+    return len(prompt) in (5, 6) and LEARNABLE.fullmatch(prompt) is not None
+
+
+def prepare(output: Path, pool: str, seed: int) -> Path:
+    """Make the task of a pool and a seed unless it exists, and return its folder."""
+    folder = output / "tasks" / f"{pool}-s{seed}"
+    if (folder / "heldout.jsonl").is_file():
+        return folder
+    whole = output / "tasks" / f"candidates-s{seed}"
+    assets = tiny.prepare(whole, seed, tiny.Recipe(CANDIDATES, CANDIDATES))
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(assets.model, folder / "model", dirs_exist_ok=True)
+    candidates = _problems(assets.train)
+    if pool == "one":
+        train = _first(candidates, _has_two_digits, SIZE)
+        heldout = _first(_problems(assets.heldout), _has_two_digits, SIZE)
+    else:
+        train = [
+            *_mastered(whole, candidates)[: SIZE // 4],
+            *_first(candidates, _has_three_digits, SIZE // 2),
+            *_first(candidates, _is_in_reach, SIZE // 4),
+        ]
+        heldout = _first(_problems(assets.heldout), _is_in_reach, SIZE)
+    for name, problems in (("train", train), ("heldout", heldout)):
+        lines = [json.dumps(problem) + "\n" for problem in problems]
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def _problems(path: Path) -> list[Problem]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _first(
+    problems: Iterable[Problem], chosen: Callable[[Problem], bool], size: int
+) -> list[Problem]:
+    found = list(filter(chosen, problems))[:size]
+    if len(found) < size:
+        raise ValueError(f"{len(found)} problems of a kind, not {size}; raise CANDIDATES")
+    return found
+
+
+def _has_two_digits(problem: Problem) -> bool:
+    return TWO_DIGITS.fullmatch(problem["input"]) is not None
+
+
+def _has_three_digits(problem: Problem) -> bool:
+    return THREE_DIGITS.fullmatch(problem["input"]) is not None
+
+
+def _is_in_reach(problem: Problem) -> bool:
+    return is_learnable(problem["input"])
+
+
+def _mastered(folder: Path, candidates: Sequence[Problem]) -> list[Problem]:
+    """Return the candidates that sort, and that the starting model solves with probability ``MASTERED`` or more."""
+    task = exact.read(folder)
+    right_P = task.probabilities(task.policy())
+    mastered = []
+    for problem, right in zip(candidates, right_P, strict=True):
+        if problem["input"].startswith("s") and right >= MASTERED:
+            mastered.append(problem)
+    return mastered
+
+
+def train(folder: Path, pool: str, name: str, rate: float, seed: int) -> list[ReturnsRow]:
+    """Train one arm on the task in a folder, and return its curve."""
+    prompts = spend.Prompts(folder, rate, seed)
+    texts = prompts.texts
+    curve = spend.Curve(prompts.task.accuracy(prompts.policy))
+    groups = [0]
+    learnable = [0]
+    mixed_rows = []
+    # A pass of GRPO is over when every prompt has had its group.
+    first_budget = ARMS[name].group * len(texts) if name == FIRST_PASS else BUDGET
+    for budget in sorted({first_budget, BUDGET}):
+        trained = min(TRAINED, ARMS[name].group * len(prompts.rows))
+        for step in spend.steps(
+            prompts, ARMS[name], curve, trained=trained, budget=budget, seed=seed
+        ):
+            in_reach = [is_learnable(texts[group.rollouts[0][0]]) for group in step.groups]
+            groups.append(groups[-1] + len(step.groups))
+            learnable.append(learnable[-1] + sum(in_reach))
+            mixed_rows += [group.rollouts[0][0] for group in step.groups if spend.is_mixed(group)]
+        prompts.rows = sorted(set(mixed_rows))
+    columns = [
+        curve.at(values, _GRID_E) for values in (curve.accuracy, groups, curve.mixed, learnable)
+    ]
+    last = len(groups) - 1
+    return [
+        ReturnsRow(pool, seed, name, rate, int(rollouts), accuracy, last, *counts)
+        for rollouts, accuracy, *counts in zip(_GRID_E, *columns, strict=True)
+    ]
+
+
+def rate_of(pool: str, name: str) -> float:
+    """Return the learning rate of an arm in a pool."""
+    return RATES.get((pool, name), ARMS[name].rate)
+
+
+def run(
+    output: Path,
+    pools: Iterable[str],
+    seeds: Iterable[int],
+    arms: Sequence[str],
+    rates: Sequence[float],
+) -> None:
+    """Train what the pool's CSV file does not have yet; one line each. Without rates an arm has its own."""
+    torch.set_num_threads(1)  # with a model this small a second thread mostly waits
+    output.mkdir(parents=True, exist_ok=True)
+    for pool in pools:
+        path = output / f"{pool}.csv"
+        for seed in seeds:
+            folder = prepare(output, pool, seed)
+            for name in arms:
+                for rate in rates or [rate_of(pool, name)]:
+                    done = rows.read(path, ReturnsRow._fields)
+                    of_arm = done[(done.seed == seed) & (done.arm == name)]
+                    if np.isclose(of_arm.rate, rate).any():
+                        continue
+                    curve = train(folder, pool, name, rate, seed)
+                    rows.append(path, ReturnsRow._fields, curve)
+                    reached = f"{curve[0].accuracy:.2%} -> {curve[-1].accuracy:.2%}"
+                    print(f"{pool} seed {seed} {name} at {rate:g}: {reached}", flush=True)
+
+
+def report(folder: Path, figures: Path) -> list[cells.Table]:
+    """Return the tables of the CSV files of the pools in a folder, and draw returns.png."""
+    points = _points(folder)
+    compared = points[points.seed.isin(SEEDS)]
+    _draw(compared).savefig(figures / "returns.png", dpi=150)
+    tables = [_arms(pool, compared[compared.pool == pool]) for pool in POOLS]
+    return [*tables, _rates(points[~points.seed.isin(SEEDS)])]
+
+
+def _points(folder: Path) -> Any:
+    return pd.concat([rows.read(folder / f"{pool}.csv", ReturnsRow._fields) for pool in POOLS])
+
+
+def outcomes(points: Any) -> tuple[Any, Any]:
+    """Return the mean over the run and the end of each run of a pool, as frames of seeds by arms, in [0, 1]."""
+    curves = points.pivot_table(index=["seed", "rollouts"], columns="arm", values="accuracy")
+    means = curves.groupby("seed").agg(
+        lambda accuracy_E: np.trapezoid(accuracy_E, _GRID_E) / BUDGET
+    )
+    return means, curves.groupby("seed").last()
+
+
+def second_half(points: Any, column: str) -> Any:
+    """Return the share of a run's groups of the second half that are mixed or learnable, by seed."""
+    half = points[points.rollouts == BUDGET // 2].set_index("seed")
+    end = points[points.rollouts == BUDGET].set_index("seed")
+    return (end[column] - half[column]) / (end.groups - half.groups)
+
+
+def _arms(pool: str, points: Any) -> cells.Table:
+    means, ends = outcomes(points)
+    others = [name for name in ARMS if name != GRPO]
+    by_mean = analysis.with_holm(
+        {name: analysis.paired(means[name], means[GRPO]) for name in others}
+    )
+    by_end = analysis.with_holm({name: analysis.paired(ends[name], ends[GRPO]) for name in others})
+    lines = []
+    for name, arm in ARMS.items():
+        of_arm = points[points.arm == name]
+        line = [
+            arm.label,
+            f"{rate_of(pool, name):g}",
+            cells.percent(*analysis.mean_and_error(means[name])),
+            cells.percent(*analysis.mean_and_error(ends[name])),
+        ]
+        if name == GRPO:
+            line += ["", "", "", ""]
+        else:
+            for test, corrected in (by_mean[name], by_end[name]):
+                line += [f"{cells.points(test.mean)} ({cells.interval(test)})", p_value(corrected)]
+        for column in ("mixed", "learnable"):
+            line.append(f"{100 * second_half(of_arm, column).mean():.0f}")
+        lines.append(line)
+    header = [
+        "arm",
+        "rate",
+        "mean over the run %",
+        "at the end %",
+        "mean - GRPO's",
+        "p (Holm)",
+        "end - GRPO's",
+        "p (Holm)",
+        "mixed groups %, second half",
+        "learnable prompts %, second half",
+    ]
+    unweighted = []
+    for name in ("half", "none"):
+        for outcome, values in (("mean", means), ("end", ends)):
+            test = analysis.paired(values[name], values["draws"])
+            difference = f"{cells.points(test.mean)} ({cells.interval(test)})"
+            unweighted.append(f"{ARMS[name].label}, {outcome}: {difference}")
+    start = points[points.rollouts == 0].groupby("seed").accuracy.first()
+    note = (
+        f"Exact held-out accuracy, {BUDGET:,} rollouts, {len(means)} seeds, mean and standard error; "
+        f"{100 * start.mean():.1f} % before training. Differences are in points with 95 % intervals, paired by seed. "
+        f"Minus full weights: {'; '.join(unweighted)}. "
+        f"Over seeds an arm's mean correlates with GRPO's by {means.corr()[GRPO].drop(GRPO).min():.2f} or more."
+    )
+    return cells.Table(POOLS[pool].capitalize(), header, lines, note)
+
+
+def _rates(points: Any) -> cells.Table:
+    """Return the mean over the run of the seeds on which rates were chosen, a column for each rate."""
+    rates = sorted(points.rate.unique())
+    lines = []
+    for pool, label in POOLS.items():
+        for name, arm in ARMS.items():
+            line = [label, arm.label]
+            for rate in rates:
+                tried = points[(points.pool == pool) & (points.arm == name) & (points.rate == rate)]
+                means = outcomes(tried)[0] if len(tried) else pd.DataFrame({name: []})
+                line.append(cells.percent(*analysis.mean_and_error(means[name])))
+            lines.append(line)
+    header = ["pool", "mean over the run %, at rate", *(f"{rate:g}" for rate in rates)]
+    return cells.Table("Learning rates, seed 101", header, lines)
+
+
+def _draw(points: Any) -> Any:
+    """Draw each arm's difference to GRPO over the rollouts, a panel for each pool, with 95 % intervals over seeds."""
+    from study.figures import _MORE, LOOKS, new_figure
+
+    figure, (panels,) = new_figure(1, len(POOLS), height=5.6)
+    others = [name for name in ARMS if name != GRPO]
+    looks = [LOOKS["dbb"], LOOKS["auto"], *_MORE]
+    for axes, (pool, label) in zip(panels, POOLS.items(), strict=True):
+        of_pool = points[points.pool == pool]
+        curves = of_pool.pivot_table(index=["seed", "rollouts"], columns="arm", values="accuracy")
+        axes.axhline(0, color="black", linewidth=1, label=ARMS[GRPO].label)
+        for look, name in zip(looks, others, strict=False):
+            difference = 100 * (curves[name] - curves[GRPO]).unstack("rollouts")
+            mean_E = difference.mean().to_numpy()
+            half_E = difference.sem().to_numpy() * stats.t.ppf(0.975, len(difference) - 1)
+            axes.plot(_GRID_E, mean_E, label=ARMS[name].label, markevery=2, **look)
+            axes.fill_between(
+                _GRID_E, mean_E - half_E, mean_E + half_E, alpha=0.12, color=look["color"]
+            )
+        axes.set(xlabel="rollouts", title=label)
+    panels[0].set_ylabel("accuracy minus GRPO's, points")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3
+    )
+    return figure
+
+
+def add_command(commands: Any) -> None:
+    """Declare ``python -m study returns``."""
+    parser = commands.add_parser(NAME, help="prompts that return in two pools, on the tiny model")
+    parser.set_defaults(command=_command)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("returns-runs"),
+        metavar="DIR",
+        help="folder (%(default)s)",
+    )
+    seeds = ",".join(map(str, SEEDS))
+    parser.add_argument("--seeds", default=seeds, metavar="K,...", help="%(default)s")
+    parser.add_argument("--pools", default=",".join(POOLS), metavar="NAME,...", help="%(default)s")
+    parser.add_argument("--arms", default=",".join(ARMS), metavar="NAME,...", help="%(default)s")
+    parser.add_argument(
+        "--rates", default="", metavar="RATE,...", help="learning rates (each arm's own)"
+    )
+
+
+def _command(arguments: argparse.Namespace) -> int:
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    rates = [float(rate) for rate in arguments.rates.split(",") if rate]
+    pools = arguments.pools.split(",")
+    run(arguments.output, pools, seeds, arguments.arms.split(","), rates)
+    return 0
