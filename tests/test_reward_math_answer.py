@@ -311,7 +311,8 @@ TWO_ANSWERS = (
     "\u7b54\u6848\u662f5\u548c6\u3002", r"\boxed{5}, 6", r"6 and \boxed{5}",
     # in sentences that follow each other
     "First 4. Then 5.", "It is 6. The answer is 5.", "So the result is 6. The answer is 5.", "x = 4. x = 5.",
-    "One is 4. The other is 5.", "The sum is 4. The sum is 5.", "4. 5.",
+    "One is 4. The other is 5.", "The sum is 4. The sum is 5.", "4. 5.", "We get 4. We get 5.", "$x=4$. $x=5$.",
+    "4 is one. 5 is another.",
     "The final result is 6. We add. The answer is 5.",
     # another mark
     "\\boxed{5}\n\n**6**", "**Answer: 6**\n\n\\boxed{5}", "\\boxed{5}\n5 and also 6", "\\boxed{5}\nThe answer is 5; 6.",

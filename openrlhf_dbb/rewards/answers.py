@@ -78,7 +78,7 @@ _LONE_NUMBER = re.compile(
     rf"|{_IT_IS}(?=[-+]?[\d.,/]*\d[.?!]\s))",
     re.IGNORECASE | re.MULTILINE,
 )
-_EQUATED = re.compile(r"[a-z]\s*=\s*", re.IGNORECASE)
+_EQUATED = re.compile(r"[$(]*[a-z]\s*=\s*", re.IGNORECASE)
 _INTRODUCTION = re.compile(
     r"\\text[a-z]*\s*\{\s*(?:(?:the|my)\s+)?(?:(?:final|correct|right)\s+)?answer\s+is:?\s*\}",
     re.IGNORECASE,

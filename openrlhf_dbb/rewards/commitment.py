@@ -78,6 +78,7 @@ _DENIED_AFTER = _any(
     r"[\s)}\]]*(?:\\(?:neq?|times|cdot|div)(?![a-z])|\u2260|-+>|\u2192)",
     r"[\s)}\]]*(?:[-+/^\u2013]\s*[\d\\]|[+/^]\s*\Z|\\[lc]?dots|\.(?-i:[.\da-z]))",  # "5 - 3", "5 +", "5..."
     r"\W*but\b(?!\s+not)",
+    r"[\s)}\]]*(?:is|works|fits|holds)\s+(?:another|too|also|as\s+well|one(?=[.,;]|\s*\Z))",  # "5 is another"
     r"[\s)}\]]*(?:plus|minus|divided|multiplied|through|and\s+a\s+half|to\s+\\?\d+"
     r"|dozen|hundred|thousand|million|billion)\b",
     r"[\s)}\]]*(?:times\s+(?:[\d\\(]|\w\b)|(?:more|less|fewer)\s+than\s+\d)",
@@ -156,13 +157,14 @@ _CORRECTION = _any(_words("correction", "wrong"), r"actually|\bno\b")
 _DENIAL = _any(_words("denial"))
 RESTART = _any(_words("correction"), r"\bno[,.!]")
 OR_BEFORE = _any(rf"[\s$]*{_words('alternative')}[\s$\\(\[{{*]*\Z")
-# A number that is offered as the answer is: "4; 5", "First 4. Then 5.", "It is 6. The answer is 5.", "5 and also 6"
+# A number that is offered as the answer is: "4; 5", "First 4. Then 5.", "We get 6. The answer is 5.", "5 and also 6"
 _BARE = r"(?P<other>[-+]?\d(?:[\d.,/]*\d)?)(?![.,/]*\d)"
 _NAME = r"(?P<name>[a-z]\s*=\s*|(?:[a-z]+\s+){1,3}(?:is|are|=)\s+)?"  # "x =", "the sum is"
 _AND = _words("alternative", "addition")
 _LEAD = (
     r"(?:(?:so|thus|hence|therefore|first(?:ly)?|second(?:ly)?|third|finally|both|the|my|final|answers?|result|option"
-    rf"|choice|candidate|possibility|case|one|other|another|it|this|that|is|are|equals|maybe|{_AND}|[A-J\d](?=:))"
+    rf"|choice|candidate|possibility|case|one|other|another|it|this|that|is|are|equals|maybe|{_AND}|[A-J\d](?=:)"
+    r"|i|we|you|get|got|have|find|found|obtain(?:ed)?)"
     r"[\s,:$*]{1,6})*"
 )
 # Bounded, as spaces and signs overlap
