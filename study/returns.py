@@ -1,37 +1,43 @@
 """Prompts that return, in pools that were not made for draws: the tiny model, with and without a memory.
 
-    python -m study returns --seeds 101 --rates 4e-4,8e-4,1.6e-3    the rates
-    python -m study returns                                         the comparison, at the chosen rates
-    python -m study draw                                            tables and figure of study/results/returns
+    python -m study returns --pools parts --seeds 101 --rates 1e-4,2e-4,4e-4    the rates; likewise of "one"
+    python -m study returns                                     the comparison, at the chosen rates
+    python -m study draw                                        tables and figure of study/results/returns
 
 Protocol, fixed before any run but one look at the starting model of seed 901 (its exact success
-probabilities by kind of prompt):
+probabilities by kind of prompt); what was changed later says so:
 
 - The starting model is the tiny preset's, after its 560 supervised steps. A seed fixes model, problems
   and order.
-- Pools of 256 prompts. "parts": 64 mastered ones (sorting, each right with probability 0.95 or more),
-  128 nearly hopeless ones (sums and differences of two numbers of three digits, about 0.4 % right), 64
-  that can be learned (sums and differences of five or six characters, about 10 % right). "one": 256 sums
-  of two numbers of two digits, about 3 % right; their texts tell the memory nothing, counts alone can.
-- Held out are 256 other problems of the kind that can be learned: in "parts" those of five or six
+- Pool "parts", 1,024 prompts: a quarter mastered (sorting, each right with probability 0.95 or more),
+  half nearly hopeless (sums and differences of two numbers of three digits, about 0.4 % right), a quarter
+  that can be learned (sums and differences of five or six characters, about 10 % right). Pool "one": 256
+  sums of two numbers of two digits, about 3 % right; their texts tell the memory nothing, counts alone
+  can.
+- Held out are as many other problems of the kind that can be learned: in "parts" those of five or six
   characters, in "one" the sums of two digits.
-- A run generates 8,192 rollouts: four passes of GRPO with groups of 8. A step trains on 256 rollouts, in
-  two optimizer steps. All else is as in study/spend.py.
+- A run generates 16,384 rollouts ("parts") or 8,192 ("one"): two and four passes of GRPO with groups of
+  8. A step trains on 512 or 256 rollouts, in two optimizer steps. All else is as in study/spend.py.
+- Changed after the rates of seed 101, before any other run: "parts" had 256 prompts, 8,192 rollouts and
+  256 a step. Every arm ended below its start at every rate, and GRPO at 1e-4 and 2e-4 0.3 points above
+  it: 64 prompts were too few to learn a rule from. On the new pool grpo, none and first-pass were looked
+  at on seed 101.
 - Arms. "grpo": groups of 8. "draws": --method draws, groups of 4 by the memory, from nothing. "half" and
   "none": the same with importance weights to the power 0.5 and 0. "greso": --method greso, groups of 8.
   "first-pass": GRPO, from the second pass on only with the prompts whose group of the first pass was
   mixed. "two-stage": 2 rollouts and 14 more where these differ.
-- Learning rates: 4e-4, 8e-4 and 1.6e-3 for every arm and pool on seed 101, by the rule of study/spend.py:
-  highest mean over the run; where the best is the lowest or highest rate, the one beyond it is tried once.
+- Learning rates: 1e-4, 2e-4 and 4e-4 ("parts") or 4e-4, 8e-4 and 1.6e-3 ("one") for every arm on seed
+  101, by the rule of study/spend.py: highest mean over the run; where the best is the lowest or highest
+  rate, the one beyond it is tried once.
 - Outcome, on seeds 1 to 8: exact held-out accuracy, first its mean over the run, second its end. Each
   arm minus grpo, paired by seed, Holm's correction over the six arms within a pool and an outcome. "half"
   and "none" minus "draws" as intervals. Beside it the share of groups of the second half that were of
   prompts that can be learned ("parts"), and of mixed groups.
 - The deviations of study/results/spend let eight seeds show about 0.7 to 1.2 points.
-- Expected: in "parts" draws, none and first-pass spend most groups of the second half on the learnable
-  quarter, and are above grpo by one to three points in the mean over the run, none the most; greso and
-  two-stage by half of that. In "one" all differences are below one point. If draws are not above grpo in
-  "parts", the advice to use them where most groups are equal has to name the pools where it held.
+- Expected at first: in "parts" draws, none and first-pass spend most groups of the second half on the
+  learnable quarter, and are above grpo by one to three points in the mean over the run, none the most;
+  greso and two-stage by half of that. In "one" all differences are below one point. After the looks: in
+  "parts" GRPO itself gains one point, and no difference exceeds half a point.
 """
 
 from __future__ import annotations
@@ -40,7 +46,8 @@ import argparse
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,37 +63,53 @@ from study.spend import Arm
 
 TITLE = "Prompts that return"
 NAME = "returns"
-SIZE = 256  # prompts of a pool, and held out
-BUDGET = 8192  # rollouts of a run
-TRAINED = 256  # rollouts that a step trains on
 SEEDS = range(1, 9)
 GRPO = "grpo"
 FIRST_PASS = "first-pass"
 CANDIDATES = 8192  # problems from which pools are taken
 MASTERED = 0.95  # least success probability before training
-_GRID_E = np.linspace(0, BUDGET, 17)
+_SHARES_E = np.linspace(0, 1, 17)
+"""Points of a curve, as shares of the run's rollouts."""
 
 LEARNABLE = re.compile(r"\d+[-+]\d+=")
 TWO_DIGITS = re.compile(r"\d\d\+\d\d=")
 THREE_DIGITS = re.compile(r"\d{3}[-+]\d{3}=")
 Problem = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool of prompts and how it is trained on.
+
+    Attributes:
+        label: printed name.
+        size: prompts, and problems held out.
+        budget: rollouts of a run.
+        trained: rollouts that a step trains on.
+        rates: learning rate of each arm, by the rule of the protocol.
+    """
+
+    label: str
+    size: int
+    budget: int
+    trained: int
+    rates: Mapping[str, float]
+
+
 POOLS = {
-    "parts": "a quarter mastered, half nearly hopeless",
-    "one": "sums of two digits",
+    "parts": Pool("a quarter mastered, half nearly hopeless", 1024, 16_384, 512, {}),
+    "one": Pool("sums of two digits", 256, 8192, 256, {}),
 }
-"""Printed names of the pools."""
 
 ARMS = {
-    GRPO: Arm("GRPO, N = 8", "plain", 8, 8e-4),
-    "draws": Arm("drawn by the memory, N = 4", "posterior", 4, 8e-4),
-    "half": Arm("drawn, half weights", "posterior", 4, 8e-4, {"weight_power": 0.5}),
-    "none": Arm("drawn, no weights", "posterior", 4, 8e-4, {"weight_power": 0.0}),
-    "greso": Arm("GRESO, N = 8", "greso", 8, 8e-4),
-    FIRST_PASS: Arm("mixed in the first pass, N = 8", "plain", 8, 8e-4),
-    "two-stage": Arm("two stages, 2 + 14", "two_stage", 16, 8e-4, {"first": 2}),
+    GRPO: Arm("GRPO, N = 8", "plain", 8),
+    "draws": Arm("drawn by the memory, N = 4", "posterior", 4),
+    "half": Arm("drawn, half weights", "posterior", 4, {"weight_power": 0.5}),
+    "none": Arm("drawn, no weights", "posterior", 4, {"weight_power": 0.0}),
+    "greso": Arm("GRESO, N = 8", "greso", 8),
+    FIRST_PASS: Arm("mixed in the first pass, N = 8", "plain", 8),
+    "two-stage": Arm("two stages, 2 + 14", "two_stage", 16, {"first": 2}),
 }
-RATES: dict[tuple[str, str], float] = {}
-"""Learning rate of a pool and an arm, by the rule of the protocol; others have the arm's."""
 
 
 class ReturnsRow(NamedTuple):
@@ -118,6 +141,7 @@ def is_learnable(prompt: str) -> bool:
 
 def prepare(output: Path, pool: str, seed: int) -> Path:
     """Make the task of a pool and a seed unless it exists, and return its folder."""
+    size = POOLS[pool].size
     folder = output / "tasks" / f"{pool}-s{seed}"
     if (folder / "heldout.jsonl").is_file():
         return folder
@@ -127,15 +151,15 @@ def prepare(output: Path, pool: str, seed: int) -> Path:
     shutil.copytree(assets.model, folder / "model", dirs_exist_ok=True)
     candidates = _problems(assets.train)
     if pool == "one":
-        train = _first(candidates, _has_two_digits, SIZE)
-        heldout = _first(_problems(assets.heldout), _has_two_digits, SIZE)
+        train = _first(candidates, _has_two_digits, size)
+        heldout = _first(_problems(assets.heldout), _has_two_digits, size)
     else:
         train = [
-            *_mastered(whole, candidates)[: SIZE // 4],
-            *_first(candidates, _has_three_digits, SIZE // 2),
-            *_first(candidates, _is_in_reach, SIZE // 4),
+            *_mastered(whole, candidates)[: size // 4],
+            *_first(candidates, _has_three_digits, size // 2),
+            *_first(candidates, _is_in_reach, size // 4),
         ]
-        heldout = _first(_problems(assets.heldout), _is_in_reach, SIZE)
+        heldout = _first(_problems(assets.heldout), _is_in_reach, size)
     for name, problems in (("train", train), ("heldout", heldout)):
         lines = [json.dumps(problem) + "\n" for problem in problems]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -186,31 +210,29 @@ def train(folder: Path, pool: str, name: str, rate: float, seed: int) -> list[Re
     groups = [0]
     learnable = [0]
     mixed_rows = []
-    # A pass of GRPO is over when every prompt has had its group.
-    first_budget = ARMS[name].group * len(texts) if name == FIRST_PASS else BUDGET
-    for budget in sorted({first_budget, BUDGET}):
-        trained = min(TRAINED, ARMS[name].group * len(prompts.rows))
+    budget = POOLS[pool].budget
+    parts = [budget]
+    if name == FIRST_PASS:  # a pass is over when every prompt has had its group
+        parts = [ARMS[name].group * len(texts), budget]
+    for part in parts:
+        trained = min(POOLS[pool].trained, ARMS[name].group * len(prompts.rows))
         for step in spend.steps(
-            prompts, ARMS[name], curve, trained=trained, budget=budget, seed=seed
+            prompts, ARMS[name], curve, trained=trained, budget=part, seed=seed
         ):
             in_reach = [is_learnable(texts[group.rollouts[0][0]]) for group in step.groups]
             groups.append(groups[-1] + len(step.groups))
             learnable.append(learnable[-1] + sum(in_reach))
             mixed_rows += [group.rollouts[0][0] for group in step.groups if spend.is_mixed(group)]
         prompts.rows = sorted(set(mixed_rows))
+    grid_E = budget * _SHARES_E
     columns = [
-        curve.at(values, _GRID_E) for values in (curve.accuracy, groups, curve.mixed, learnable)
+        curve.at(values, grid_E) for values in (curve.accuracy, groups, curve.mixed, learnable)
     ]
     last = len(groups) - 1
     return [
         ReturnsRow(pool, seed, name, rate, int(rollouts), accuracy, last, *counts)
-        for rollouts, accuracy, *counts in zip(_GRID_E, *columns, strict=True)
+        for rollouts, accuracy, *counts in zip(grid_E, *columns, strict=True)
     ]
-
-
-def rate_of(pool: str, name: str) -> float:
-    """Return the learning rate of an arm in a pool."""
-    return RATES.get((pool, name), ARMS[name].rate)
 
 
 def run(
@@ -228,7 +250,7 @@ def run(
         for seed in seeds:
             folder = prepare(output, pool, seed)
             for name in arms:
-                for rate in rates or [rate_of(pool, name)]:
+                for rate in rates or [POOLS[pool].rates[name]]:
                     done = rows.read(path, ReturnsRow._fields)
                     of_arm = done[(done.seed == seed) & (done.arm == name)]
                     if np.isclose(of_arm.rate, rate).any():
@@ -256,15 +278,16 @@ def outcomes(points: Any) -> tuple[Any, Any]:
     """Return the mean over the run and the end of each run of a pool, as frames of seeds by arms, in [0, 1]."""
     curves = points.pivot_table(index=["seed", "rollouts"], columns="arm", values="accuracy")
     means = curves.groupby("seed").agg(
-        lambda accuracy_E: np.trapezoid(accuracy_E, _GRID_E) / BUDGET
+        lambda accuracy_E: np.trapezoid(accuracy_E, np.linspace(0, 1, len(accuracy_E)))
     )
     return means, curves.groupby("seed").last()
 
 
 def second_half(points: Any, column: str) -> Any:
     """Return the share of a run's groups of the second half that are mixed or learnable, by seed."""
-    half = points[points.rollouts == BUDGET // 2].set_index("seed")
-    end = points[points.rollouts == BUDGET].set_index("seed")
+    budget = points.rollouts.max()
+    half = points[points.rollouts == budget // 2].set_index("seed")
+    end = points[points.rollouts == budget].set_index("seed")
     return (end[column] - half[column]) / (end.groups - half.groups)
 
 
@@ -280,7 +303,7 @@ def _arms(pool: str, points: Any) -> cells.Table:
         of_arm = points[points.arm == name]
         line = [
             arm.label,
-            f"{rate_of(pool, name):g}",
+            f"{POOLS[pool].rates[name]:g}",
             cells.percent(*analysis.mean_and_error(means[name])),
             cells.percent(*analysis.mean_and_error(ends[name])),
         ]
@@ -312,21 +335,21 @@ def _arms(pool: str, points: Any) -> cells.Table:
             unweighted.append(f"{ARMS[name].label}, {outcome}: {difference}")
     start = points[points.rollouts == 0].groupby("seed").accuracy.first()
     note = (
-        f"Exact held-out accuracy, {BUDGET:,} rollouts, {len(means)} seeds, mean and standard error; "
+        f"Exact held-out accuracy, {POOLS[pool].budget:,} rollouts, {len(means)} seeds, mean and standard error; "
         f"{100 * start.mean():.1f} % before training. Differences are in points with 95 % intervals, paired by seed. "
         f"Minus full weights: {'; '.join(unweighted)}. "
         f"Over seeds an arm's mean correlates with GRPO's by {means.corr()[GRPO].drop(GRPO).min():.2f} or more."
     )
-    return cells.Table(POOLS[pool].capitalize(), header, lines, note)
+    return cells.Table(POOLS[pool].label.capitalize(), header, lines, note)
 
 
 def _rates(points: Any) -> cells.Table:
     """Return the mean over the run of the seeds on which rates were chosen, a column for each rate."""
     rates = sorted(points.rate.unique())
     lines = []
-    for pool, label in POOLS.items():
+    for pool, facts in POOLS.items():
         for name, arm in ARMS.items():
-            line = [label, arm.label]
+            line = [facts.label, arm.label]
             for rate in rates:
                 tried = points[(points.pool == pool) & (points.arm == name) & (points.rate == rate)]
                 means = outcomes(tried)[0] if len(tried) else pd.DataFrame({name: []})
@@ -340,10 +363,10 @@ def _draw(points: Any) -> Any:
     """Draw each arm's difference to GRPO over the rollouts, a panel for each pool, with 95 % intervals over seeds."""
     from study.figures import _MORE, LOOKS, new_figure
 
-    figure, (panels,) = new_figure(1, len(POOLS), height=5.6)
+    figure, (panels,) = new_figure(len(POOLS), 1, height=6.4)
     others = [name for name in ARMS if name != GRPO]
     looks = [LOOKS["dbb"], LOOKS["auto"], *_MORE]
-    for axes, (pool, label) in zip(panels, POOLS.items(), strict=True):
+    for axes, (pool, facts) in zip(panels, POOLS.items(), strict=True):
         of_pool = points[points.pool == pool]
         curves = of_pool.pivot_table(index=["seed", "rollouts"], columns="arm", values="accuracy")
         axes.axhline(0, color="black", linewidth=1, label=ARMS[GRPO].label)
@@ -351,11 +374,12 @@ def _draw(points: Any) -> Any:
             difference = 100 * (curves[name] - curves[GRPO]).unstack("rollouts")
             mean_E = difference.mean().to_numpy()
             half_E = difference.sem().to_numpy() * stats.t.ppf(0.975, len(difference) - 1)
-            axes.plot(_GRID_E, mean_E, label=ARMS[name].label, markevery=2, **look)
+            grid_E = facts.budget * _SHARES_E
+            axes.plot(grid_E, mean_E, label=ARMS[name].label, markevery=2, **look)
             axes.fill_between(
-                _GRID_E, mean_E - half_E, mean_E + half_E, alpha=0.12, color=look["color"]
+                grid_E, mean_E - half_E, mean_E + half_E, alpha=0.12, color=look["color"]
             )
-        axes.set(xlabel="rollouts", title=label)
+        axes.set(xlabel="rollouts", title=facts.label)
     panels[0].set_ylabel("accuracy minus GRPO's, points")
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3

@@ -82,25 +82,25 @@ class Arm:
         label: printed name.
         strategy: rollout strategy, with its parameters.
         group: rollouts of a prompt in a step that trains on it.
-        rate: learning rate, by the rule of the protocol.
     """
 
     label: str
     strategy: str
     group: int
-    rate: float
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 ARMS = {
-    GRPO: Arm("GRPO, N = 8", "plain", 8, 1.6e-3),
-    "dynamic": Arm("DAPO's filter, N = 8", "dynamic", 8, 1.6e-3),
-    "two-stage": Arm("two stages, 2 + 14", "two_stage", 16, 1.6e-3, {"first": 2}),
-    "pilot": Arm("two stages, 8 + 24", "two_stage", 32, 8e-4, {"first": 8}),
-    "draws": Arm("drawn by the memory, N = 4", "posterior", 4, 8e-4),
-    "both": Arm("drawn, 2 + 14", "two_stage", 16, 1.6e-3, {"first": 2, "draw": "posterior"}),
-    "allocate": Arm("n by the memory, 2 to 32", "allocate", 8, 1.6e-3, {"min": 2, "max": 32}),
+    GRPO: Arm("GRPO, N = 8", "plain", 8),
+    "dynamic": Arm("DAPO's filter, N = 8", "dynamic", 8),
+    "two-stage": Arm("two stages, 2 + 14", "two_stage", 16, {"first": 2}),
+    "pilot": Arm("two stages, 8 + 24", "two_stage", 32, {"first": 8}),
+    "draws": Arm("drawn by the memory, N = 4", "posterior", 4),
+    "both": Arm("drawn, 2 + 14", "two_stage", 16, {"first": 2, "draw": "posterior"}),
+    "allocate": Arm("n by the memory, 2 to 32", "allocate", 8, {"min": 2, "max": 32}),
 }
+RATES = dict.fromkeys(ARMS, 1.6e-3) | {"pilot": 8e-4, "draws": 8e-4}
+"""Learning rate of each arm, by the rule of the protocol."""
 
 
 class SpendRow(NamedTuple):
@@ -265,7 +265,7 @@ def run(output: Path, seeds: Iterable[int], arms: Iterable[str], rates: Sequence
         folder = output / "tasks" / f"{START}-s{seed}"
         tiny.prepare(folder, seed, recipe)
         for name in arms:
-            for rate in rates or [ARMS[name].rate]:
+            for rate in rates or [RATES[name]]:
                 done = rows.read(path, SpendRow._fields)
                 if ((done.seed == seed) & (done.arm == name) & np.isclose(done.rate, rate)).any():
                     continue
@@ -305,7 +305,7 @@ def _arms(points: Any) -> cells.Table:
         of_arm = points[(points.arm == name) & (points.rollouts == BUDGET)]
         line = [
             arm.label,
-            f"{ARMS[name].rate:g}",
+            f"{RATES[name]:g}",
             f"{of_arm.steps.mean():.0f}",
             f"{of_arm.mixed.mean():.0f}",
             cells.percent(*analysis.mean_and_error(means[name])),
