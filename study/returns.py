@@ -46,7 +46,7 @@ import argparse
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,7 +71,8 @@ MASTERED = 0.95  # least success probability before training
 _SHARES_E = np.linspace(0, 1, 17)
 """Points of a curve, as shares of the run's rollouts."""
 
-LEARNABLE = re.compile(r"\d+[-+]\d+=")
+LEARNABLE = re.compile(r"(?=.{5,6}\Z)\d+[-+]\d+=")
+"""Sums and differences of five or six characters, which the starting model can learn."""
 TWO_DIGITS = re.compile(r"\d\d\+\d\d=")
 THREE_DIGITS = re.compile(r"\d{3}[-+]\d{3}=")
 Problem = dict[str, str]
@@ -96,11 +97,6 @@ class Pool:
     rates: Mapping[str, float]
 
 
-POOLS = {
-    "parts": Pool("a quarter mastered, half nearly hopeless", 1024, 16_384, 512, {}),
-    "one": Pool("sums of two digits", 256, 8192, 256, {}),
-}
-
 ARMS = {
     GRPO: Arm("GRPO, N = 8", "plain", 8),
     "draws": Arm("drawn by the memory, N = 4", "posterior", 4),
@@ -109,6 +105,10 @@ ARMS = {
     "greso": Arm("GRESO, N = 8", "greso", 8),
     FIRST_PASS: Arm("mixed in the first pass, N = 8", "plain", 8),
     "two-stage": Arm("two stages, 2 + 14", "two_stage", 16, {"first": 2}),
+}
+POOLS = {
+    "parts": Pool("a quarter mastered, half nearly hopeless", 1024, 16_384, 512, {}),
+    "one": Pool("sums of two digits", 256, 8192, 256, dict.fromkeys(ARMS, 4e-4) | {"greso": 8e-4}),
 }
 
 
@@ -136,7 +136,7 @@ class ReturnsRow(NamedTuple):
 
 def is_learnable(prompt: str) -> bool:
     """Return whether a prompt is one that the starting model can learn: a sum or difference of 5 or 6 characters."""
-    return len(prompt) in (5, 6) and LEARNABLE.fullmatch(prompt) is not None
+    return LEARNABLE.fullmatch(prompt) is not None
 
 
 def prepare(output: Path, pool: str, seed: int) -> Path:
@@ -150,16 +150,17 @@ def prepare(output: Path, pool: str, seed: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(assets.model, folder / "model", dirs_exist_ok=True)
     candidates = _problems(assets.train)
+    unseen = _problems(assets.heldout)
     if pool == "one":
-        train = _first(candidates, _has_two_digits, size)
-        heldout = _first(_problems(assets.heldout), _has_two_digits, size)
+        train = _first(_of_kind(candidates, TWO_DIGITS), size)
+        heldout = _first(_of_kind(unseen, TWO_DIGITS), size)
     else:
         train = [
-            *_mastered(whole, candidates)[: size // 4],
-            *_first(candidates, _has_three_digits, size // 2),
-            *_first(candidates, _is_in_reach, size // 4),
+            *_first(_mastered(whole, candidates), size // 4),
+            *_first(_of_kind(candidates, THREE_DIGITS), size // 2),
+            *_first(_of_kind(candidates, LEARNABLE), size // 4),
         ]
-        heldout = _first(_problems(assets.heldout), _is_in_reach, size)
+        heldout = _first(_of_kind(unseen, LEARNABLE), size)
     for name, problems in (("train", train), ("heldout", heldout)):
         lines = [json.dumps(problem) + "\n" for problem in problems]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -170,25 +171,14 @@ def _problems(path: Path) -> list[Problem]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _first(
-    problems: Iterable[Problem], chosen: Callable[[Problem], bool], size: int
-) -> list[Problem]:
-    found = list(filter(chosen, problems))[:size]
-    if len(found) < size:
-        raise ValueError(f"{len(found)} problems of a kind, not {size}; raise CANDIDATES")
-    return found
+def _of_kind(problems: Iterable[Problem], kind: re.Pattern[str]) -> list[Problem]:
+    return [problem for problem in problems if kind.fullmatch(problem["input"])]
 
 
-def _has_two_digits(problem: Problem) -> bool:
-    return TWO_DIGITS.fullmatch(problem["input"]) is not None
-
-
-def _has_three_digits(problem: Problem) -> bool:
-    return THREE_DIGITS.fullmatch(problem["input"]) is not None
-
-
-def _is_in_reach(problem: Problem) -> bool:
-    return is_learnable(problem["input"])
+def _first(problems: Sequence[Problem], size: int) -> Sequence[Problem]:
+    if len(problems) < size:
+        raise ValueError(f"{len(problems)} problems of a kind, not {size}; raise CANDIDATES")
+    return problems[:size]
 
 
 def _mastered(folder: Path, candidates: Sequence[Problem]) -> list[Problem]:
