@@ -59,6 +59,7 @@ from scipy import stats
 from openrlhf_dbb import tiny
 from openrlhf_dbb.evaluation.metrics import p_value
 from study import analysis, cells, exact, rows, spend
+from study.run import commit
 from study.spend import Arm
 
 TITLE = "Prompts that return"
@@ -120,6 +121,7 @@ class ReturnsRow(NamedTuple):
         accuracy: exact, held out, in [0, 1], on the straight line between the steps around this number.
         steps: of the whole run.
         groups: trained on so far; mixed and learnable ones are among them. On the same kind of line.
+        commit: of the code that trained it.
     """
 
     pool: str
@@ -132,6 +134,7 @@ class ReturnsRow(NamedTuple):
     groups: float
     mixed: float
     learnable: float
+    commit: str
 
 
 def is_learnable(prompt: str) -> bool:
@@ -192,8 +195,10 @@ def _mastered(folder: Path, candidates: Sequence[Problem]) -> list[Problem]:
     return mastered
 
 
-def train(folder: Path, pool: str, name: str, rate: float, seed: int) -> list[ReturnsRow]:
-    """Train one arm on the task in a folder, and return its curve."""
+def train(
+    folder: Path, pool: str, name: str, rate: float, seed: int, code: str
+) -> list[ReturnsRow]:
+    """Train one arm on the task in a folder, and return its curve. ``code`` is the commit that the rows name."""
     prompts = spend.Prompts(folder, rate, seed)
     texts = prompts.texts
     curve = spend.Curve(prompts.task.accuracy(prompts.policy))
@@ -220,7 +225,7 @@ def train(folder: Path, pool: str, name: str, rate: float, seed: int) -> list[Re
     ]
     last = len(groups) - 1
     return [
-        ReturnsRow(pool, seed, name, rate, int(rollouts), accuracy, last, *counts)
+        ReturnsRow(pool, seed, name, rate, int(rollouts), accuracy, last, *counts, code)
         for rollouts, accuracy, *counts in zip(grid_E, *columns, strict=True)
     ]
 
@@ -235,6 +240,7 @@ def run(
     """Train what the pool's CSV file does not have yet; one line each. Without rates an arm has its own."""
     torch.set_num_threads(1)  # with a model this small a second thread mostly waits
     output.mkdir(parents=True, exist_ok=True)
+    code = commit()  # later commits do not change what has been imported
     for pool in pools:
         path = output / f"{pool}.csv"
         for seed in seeds:
@@ -245,7 +251,7 @@ def run(
                     of_arm = done[(done.seed == seed) & (done.arm == name)]
                     if np.isclose(of_arm.rate, rate).any():
                         continue
-                    curve = train(folder, pool, name, rate, seed)
+                    curve = train(folder, pool, name, rate, seed, code)
                     rows.append(path, ReturnsRow._fields, curve)
                     reached = f"{curve[0].accuracy:.2%} -> {curve[-1].accuracy:.2%}"
                     print(f"{pool} seed {seed} {name} at {rate:g}: {reached}", flush=True)

@@ -72,13 +72,14 @@ def test_the_first_pass_chooses_the_prompts_of_the_later_ones(small, tmp_path, m
         return np_to_torch((np.arange(rows) % 2 == 0) & (np.arange(rows) < rows // 2))
 
     monkeypatch.setattr(exact.Task, "right", right)
-    curve = returns.train(folder, "one", returns.FIRST_PASS, 1e-3, 1)
+    curve = returns.train(folder, "one", returns.FIRST_PASS, 1e-3, 1, "abc")
     # 16 prompts, 4 of them a step: a pass has four steps. The first two prompts of each were mixed.
     first_pass = trained[:4]
     assert sorted(row for rows in first_pass for row in rows) == list(range(16))
     mixed = {row for rows in first_pass for row in rows[:2]}
     assert len(trained) == 16
     assert {row for rows in trained[4:] for row in rows} == mixed
+    assert {row.commit for row in curve} == {"abc"}
     assert [row.groups for row in curve] == [0, 16, 64]
     assert [row.mixed for row in curve] == [0, 8, 32]
 
@@ -105,7 +106,7 @@ def test_shares_are_of_the_second_half():
 
 def test_a_report_has_a_table_for_each_pool_and_differences_to_grpo(tmp_path):
     """GRPO's accuracy rises from 0.1 to 0.2, the others' to 0.3: 5 points more in the mean, 10 at the end."""
-    make = functools.partial(returns.ReturnsRow, steps=4)
+    make = functools.partial(returns.ReturnsRow, steps=4, commit="")
     for pool, facts in returns.POOLS.items():
         lines = []
         for seed, arm, share in itertools.product((1, 2, 3), returns.ARMS, returns._SHARES_E):
