@@ -219,15 +219,23 @@ def train(
             learnable.append(learnable[-1] + sum(in_reach))
             mixed_rows += [group.rollouts[0][0] for group in step.groups if spend.is_mixed(group)]
         prompts.rows = sorted(set(mixed_rows))
-    grid_E = budget * _SHARES_E
-    columns = [
-        curve.at(values, grid_E) for values in (curve.accuracy, groups, curve.mixed, learnable)
-    ]
-    last = len(groups) - 1
-    return [
-        ReturnsRow(pool, seed, name, rate, int(rollouts), accuracy, last, *counts, code)
-        for rollouts, accuracy, *counts in zip(grid_E, *columns, strict=True)
-    ]
+    points = []
+    for rollouts in budget * _SHARES_E:
+        row = ReturnsRow(
+            pool=pool,
+            seed=seed,
+            arm=name,
+            rate=rate,
+            rollouts=int(rollouts),
+            accuracy=float(curve.at(curve.accuracy, rollouts)),
+            steps=len(groups) - 1,
+            groups=float(curve.at(groups, rollouts)),
+            mixed=float(curve.at(curve.mixed, rollouts)),
+            learnable=float(curve.at(learnable, rollouts)),
+            commit=code,
+        )
+        points.append(row)
+    return points
 
 
 def run(

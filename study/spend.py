@@ -57,7 +57,6 @@ from scipy import stats
 from openrlhf_dbb import Posteriors, tiny
 from openrlhf_dbb.core.filling import Answer, Group, Request
 from openrlhf_dbb.core.loop import Loop, Step
-from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation.metrics import p_value
 from study import analysis, cells, control, rows
 from study.exact import read
@@ -194,9 +193,9 @@ class Curve:
         self.accuracy = [start]
         self.mixed = [0]
 
-    def at(self, values: Sequence[float], rollouts_E: Floats) -> Floats:
-        """Return values of the steps on the straight lines between them, (E,)."""
-        return np.interp(rollouts_E, self.generated, values)
+    def at(self, values: Sequence[float], rollouts: Any) -> Any:
+        """Return values of the steps on the straight lines between them: at one number of rollouts, or at (E,)."""
+        return np.interp(rollouts, self.generated, values)
 
 
 def steps(
