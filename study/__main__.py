@@ -192,6 +192,8 @@ def _draw(_: argparse.Namespace) -> int:
     )
     tables = spend.report(RESULTS / spend.NAME, FIGURES)
     _write_page(TABLES / spend.NAME, spend.TITLE, map(cells.markdown, tables))
+    tables = returns.report(RESULTS / returns.NAME, FIGURES)
+    _write_page(TABLES / returns.NAME, returns.TITLE, map(cells.markdown, tables))
     return 0
 
 

@@ -308,6 +308,9 @@ def _arms(pool: str, points: Any) -> cells.Table:
         {name: analysis.paired(means[name], means[GRPO]) for name in others}
     )
     by_end = analysis.with_holm({name: analysis.paired(ends[name], ends[GRPO]) for name in others})
+    shares = {"mixed": "mixed groups %, second half"}
+    if pool == "parts":
+        shares["learnable"] = "learnable prompts %, second half"
     lines = []
     for name, arm in ARMS.items():
         of_arm = points[points.arm == name]
@@ -322,7 +325,7 @@ def _arms(pool: str, points: Any) -> cells.Table:
         else:
             for test, corrected in (by_mean[name], by_end[name]):
                 line += [f"{cells.points(test.mean)} ({cells.interval(test)})", p_value(corrected)]
-        for column in ("mixed", "learnable"):
+        for column in shares:
             line.append(f"{100 * second_half(of_arm, column).mean():.0f}")
         lines.append(line)
     header = [
@@ -334,8 +337,7 @@ def _arms(pool: str, points: Any) -> cells.Table:
         "p (Holm)",
         "end - GRPO's",
         "p (Holm)",
-        "mixed groups %, second half",
-        "learnable prompts %, second half",
+        *shares.values(),
     ]
     unweighted = []
     for name in ("half", "none"):

@@ -259,7 +259,7 @@ def test_the_committed_tables_follow_from_the_committed_rows(tmp_path, monkeypat
     monkeypatch.setattr(command, "FIGURES", tmp_path)
     monkeypatch.setattr(command, "TABLES", tmp_path)
     assert command.main(["draw"]) == 0
-    for name in ("draws", "main", "real", "paper", "rare", "spend"):
+    for name in ("draws", "main", "real", "paper", "rare", "returns", "spend"):
         committed = command.RESULTS / name / "tables.md"
         assert (tmp_path / name / "tables.md").read_text() == committed.read_text(), (
             "run python -m study draw"

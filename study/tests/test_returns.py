@@ -133,5 +133,6 @@ def test_a_report_has_a_table_for_each_pool_and_differences_to_grpo(tmp_path):
     assert drawn[6].startswith("+10.20")
     assert drawn[-2:] == ["30", "60"]
     assert len(one.rows) == len(returns.ARMS)
+    assert one.rows[-1][-1] == "30"  # all of its prompts can be learned
     assert len(rates.rows) == 2 * len(returns.ARMS)
     assert (tmp_path / "returns.png").read_bytes().startswith(b"\x89PNG")
