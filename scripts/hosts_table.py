@@ -8,7 +8,7 @@ import argparse
 import re
 from pathlib import Path
 
-from openrlhf_dbb.core.host import FEATURES, Host
+from openrlhf_dbb.core.host import FEATURES, Feature, Host
 from openrlhf_dbb.integrations.hosts import HOSTS
 
 PAGE = Path(__file__).parents[1] / "docs" / "hosts.md"
@@ -17,14 +17,18 @@ END = "<!-- end of hosts -->"
 
 
 def table() -> str:
-    """Return the features by trainers, and below why a trainer lacks some."""
+    """Return what all trainers can do, the other features by trainers, and why a trainer lacks some."""
+    shared = [feature.name for feature in FEATURES if all(_can(host, feature) for host in HOSTS)]
     lines = [
+        f"All of them have: {', '.join(shared)}.",
+        "",
         "| feature | " + " | ".join(host.name for host in HOSTS) + " |",
         "| --- |" + " --- |" * len(HOSTS),
     ]
     for feature in FEATURES:
-        cells = ["no" if feature.needs in host.lacks else "yes" for host in HOSTS]
-        lines.append(f"| {feature.name} | {' | '.join(cells)} |")
+        if feature.name not in shared:
+            cells = ["yes" if _can(host, feature) else "no" for host in HOSTS]
+            lines.append(f"| {feature.name} | {' | '.join(cells)} |")
     reasons = []
     for host in HOSTS:
         for reason, names in _without(host).items():
@@ -35,11 +39,16 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _can(host: Host, feature: Feature) -> bool:
+    return feature.needs is None or feature.needs not in host.lacks
+
+
 def _without(host: Host) -> dict[str, list[str]]:
     """Return the features that a trainer lacks, by reason."""
     names: dict[str, list[str]] = {}
     for feature in FEATURES:
-        if feature.needs is not None and feature.needs in host.lacks:
+        if not _can(host, feature):
+            assert feature.needs is not None
             names.setdefault(host.lacks[feature.needs], []).append(feature.name)
     return names
 
