@@ -95,7 +95,7 @@ def test_shares_are_of_the_second_half():
     points = pd.DataFrame(
         [
             returns.ReturnsRow(
-                "parts", 3, "draws", 1e-3, rollouts, 0.1, 9, groups, mixed, learnable
+                "parts", 3, "draws", 1e-3, rollouts, 0.1, 9, groups, mixed, learnable, "abc"
             )
             for rollouts, groups, mixed, learnable in counts
         ]
