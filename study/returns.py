@@ -4,8 +4,8 @@
     python -m study returns                                     the comparison, at the chosen rates
     python -m study draw                                        tables and figure of study/results/returns
 
-Protocol, fixed before any run but one look at the starting model of seed 901 (its exact success
-probabilities by kind of prompt); what was changed later says so:
+The protocol was fixed before any run. Before it came one look at the starting model of seed 901: its exact
+success probabilities by kind of prompt. Each later change is named below:
 
 - The starting model is the tiny preset's, after its 560 supervised steps. A seed fixes model, problems
   and order.
@@ -57,10 +57,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from scipy import stats
 
 from openrlhf_dbb import tiny
-from openrlhf_dbb.evaluation.metrics import p_value
 from study import analysis, cells, exact, rows, spend
 from study.run import commit
 from study.spend import Arm
@@ -123,7 +121,7 @@ POOLS = {
 
 
 class ReturnsRow(NamedTuple):
-    """A row of returns.csv: a point of a run's curve.
+    """A row of a pool's CSV file: a point of a run's curve.
 
     Attributes:
         rollouts: generated so far.
@@ -292,15 +290,6 @@ def _points(folder: Path) -> Any:
     return pd.concat([rows.read(folder / f"{pool}.csv", ReturnsRow._fields) for pool in POOLS])
 
 
-def outcomes(points: Any) -> tuple[Any, Any]:
-    """Return the mean over the run and the end of each run of a pool, as frames of seeds by arms, in [0, 1]."""
-    curves = points.pivot_table(index=["seed", "rollouts"], columns="arm", values="accuracy")
-    means = curves.groupby("seed").agg(
-        lambda accuracy_E: np.trapezoid(accuracy_E, np.linspace(0, 1, len(accuracy_E)))
-    )
-    return means, curves.groupby("seed").last()
-
-
 def second_half(points: Any, column: str) -> Any:
     """Return the share of a run's groups of the second half that are mixed or learnable, by seed."""
     budget = points.rollouts.max()
@@ -310,12 +299,8 @@ def second_half(points: Any, column: str) -> Any:
 
 
 def _arms(pool: str, points: Any) -> cells.Table:
-    means, ends = outcomes(points)
-    others = [name for name in ARMS if name != GRPO]
-    by_mean = analysis.with_holm(
-        {name: analysis.paired(means[name], means[GRPO]) for name in others}
-    )
-    by_end = analysis.with_holm({name: analysis.paired(ends[name], ends[GRPO]) for name in others})
+    means, ends = spend.outcomes(points)
+    tested = spend.minus_grpo(means, ends)
     shares = {"mixed": "mixed groups %, second half"}
     if pool == "parts":
         shares["learnable"] = "learnable prompts %, second half"
@@ -328,11 +313,7 @@ def _arms(pool: str, points: Any) -> cells.Table:
             cells.percent(*analysis.mean_and_error(means[name])),
             cells.percent(*analysis.mean_and_error(ends[name])),
         ]
-        if name == GRPO:
-            line += ["", "", "", ""]
-        else:
-            for test, corrected in (by_mean[name], by_end[name]):
-                line += [f"{cells.points(test.mean)} ({cells.interval(test)})", p_value(corrected)]
+        line += tested.get(name, [""] * len(spend.MINUS_GRPO))
         for column in shares:
             line.append(f"{100 * second_half(of_arm, column).mean():.0f}")
         lines.append(line)
@@ -341,10 +322,7 @@ def _arms(pool: str, points: Any) -> cells.Table:
         "rate",
         "mean over the run %",
         "at the end %",
-        "mean - GRPO's",
-        "p (Holm)",
-        "end - GRPO's",
-        "p (Holm)",
+        *spend.MINUS_GRPO,
         *shares.values(),
     ]
     unweighted = []
@@ -354,9 +332,13 @@ def _arms(pool: str, points: Any) -> cells.Table:
             difference = f"{cells.points(test.mean)} ({cells.interval(test)})"
             unweighted.append(f"{ARMS[name].label}, {outcome}: {difference}")
     start = points[points.rollouts == 0].groupby("seed").accuracy.first()
+    grpo = points[(points.arm == GRPO) & (points.rollouts == POOLS[pool].budget)]
+    equal = 1 - (grpo.mixed / grpo.groups).mean()
     note = (
         f"Exact held-out accuracy, {POOLS[pool].budget:,} rollouts, {len(means)} seeds, mean and standard error; "
-        f"{100 * start.mean():.1f} % before training. Differences are in points with 95 % intervals, paired by seed. "
+        f"{100 * start.mean():.1f} % before training. "
+        f"{100 * equal:.0f} % of GRPO's groups had equal rewards. "
+        "Differences are in points with 95 % intervals, paired by seed. "
         f"Minus full weights: {'; '.join(unweighted)}. "
         f"Over seeds an arm's mean correlates with GRPO's by {means.corr()[GRPO].drop(GRPO).min():.2f} or more."
     )
@@ -369,37 +351,21 @@ def _rates(points: Any) -> cells.Table:
     lines = []
     for pool, facts in POOLS.items():
         for name, arm in ARMS.items():
-            line = [facts.label, arm.label]
-            for rate in rates:
-                tried = points[(points.pool == pool) & (points.arm == name) & (points.rate == rate)]
-                means = outcomes(tried)[0] if len(tried) else pd.DataFrame({name: []})
-                line.append(cells.percent(*analysis.mean_and_error(means[name])))
-            lines.append(line)
+            of_pool = points[points.pool == pool]
+            lines.append([facts.label, arm.label, *spend.means_by_rate(of_pool, name, rates)])
     header = ["pool", "mean over the run %, at rate", *(f"{rate:g}" for rate in rates)]
     return cells.Table("Learning rates, seed 101", header, lines)
 
 
 def _draw(points: Any) -> Any:
-    """Draw each arm's difference to GRPO over the rollouts, a panel for each pool, with 95 % intervals over seeds."""
+    """Return the figure of the arms' differences to GRPO, a panel for each pool."""
     from study.figures import _MORE, LOOKS, new_figure
 
     figure, (panels,) = new_figure(len(POOLS), 1, height=6.4)
-    others = [name for name in ARMS if name != GRPO]
     looks = [LOOKS["dbb"], LOOKS["auto"], *_MORE]
     for axes, (pool, facts) in zip(panels, POOLS.items(), strict=True):
-        of_pool = points[points.pool == pool]
-        curves = of_pool.pivot_table(index=["seed", "rollouts"], columns="arm", values="accuracy")
-        axes.axhline(0, color="black", linewidth=1, label=ARMS[GRPO].label)
-        for look, name in zip(looks, others, strict=False):
-            difference = 100 * (curves[name] - curves[GRPO]).unstack("rollouts")
-            mean_E = difference.mean().to_numpy()
-            half_E = difference.sem().to_numpy() * stats.t.ppf(0.975, len(difference) - 1)
-            grid_E = facts.budget * _SHARES_E
-            axes.plot(grid_E, mean_E, label=ARMS[name].label, markevery=2, **look)
-            axes.fill_between(
-                grid_E, mean_E - half_E, mean_E + half_E, alpha=0.12, color=look["color"]
-            )
-        axes.set(xlabel="rollouts", title=facts.label)
+        spend.draw_differences(axes, points[points.pool == pool], ARMS, looks)
+        axes.set_title(facts.label)
     panels[0].set_ylabel("accuracy minus GRPO's, points")
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3
@@ -411,25 +377,12 @@ def add_command(commands: Any) -> None:
     """Declare ``python -m study returns``."""
     parser = commands.add_parser(NAME, help="prompts that return in two pools, on the tiny model")
     parser.set_defaults(command=_command)
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("returns-runs"),
-        metavar="DIR",
-        help="folder (%(default)s)",
-    )
-    seeds = ",".join(map(str, SEEDS))
-    parser.add_argument("--seeds", default=seeds, metavar="K,...", help="%(default)s")
+    spend.add_arguments(parser, "returns-runs", SEEDS, ARMS)
     parser.add_argument("--pools", default=",".join(POOLS), metavar="NAME,...", help="%(default)s")
-    parser.add_argument("--arms", default=",".join(ARMS), metavar="NAME,...", help="%(default)s")
-    parser.add_argument(
-        "--rates", default="", metavar="RATE,...", help="learning rates (each arm's own)"
-    )
 
 
 def _command(arguments: argparse.Namespace) -> int:
-    seeds = [int(seed) for seed in arguments.seeds.split(",")]
-    rates = [float(rate) for rate in arguments.rates.split(",") if rate]
+    seeds, rates = spend.seeds_and_rates(arguments)
     pools = arguments.pools.split(",")
     run(arguments.output, pools, seeds, arguments.arms.split(","), rates)
     return 0

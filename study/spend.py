@@ -283,22 +283,64 @@ def report(folder: Path, figures: Path) -> list[cells.Table]:
 
 
 def outcomes(points: Any) -> tuple[Any, Any]:
-    """Return the mean over the run and the end of each run, as frames of seeds by arms, in [0, 1]."""
+    """Return the mean over the run and the end of each run, as frames of seeds by arms, in [0, 1].
+
+    The points of a run have equal distances in rollouts.
+    """
     curves = points.pivot_table(index=["seed", "rollouts"], columns="arm", values="accuracy")
     means = curves.groupby("seed").agg(
-        lambda accuracy_E: np.trapezoid(accuracy_E, _GRID_E) / BUDGET
+        lambda accuracy_E: np.trapezoid(accuracy_E, np.linspace(0, 1, len(accuracy_E)))
     )
     return means, curves.groupby("seed").last()
+
+
+def minus_grpo(means: Any, ends: Any) -> dict[str, list[str]]:
+    """Return cells of each arm but GRPO: difference in the mean and its p (Holm), then at the end."""
+    made: dict[str, list[str]] = {}
+    for values in (means, ends):
+        others = [name for name in values if name != GRPO]
+        tests = {name: analysis.paired(values[name], values[GRPO]) for name in others}
+        for name, (test, corrected) in analysis.with_holm(tests).items():
+            difference = f"{cells.points(test.mean)} ({cells.interval(test)})"
+            made.setdefault(name, []).extend([difference, p_value(corrected)])
+    return made
+
+
+MINUS_GRPO = ("mean - GRPO's", "p (Holm)", "end - GRPO's", "p (Holm)")
+"""Headings of the cells of :func:`minus_grpo`."""
+
+
+def means_by_rate(points: Any, name: str, rates: Iterable[float]) -> list[str]:
+    """Return a cell for each learning rate: an arm's mean over the run, "-" where it was not tried."""
+    made = []
+    for rate in rates:
+        tried = points[(points.arm == name) & (points.rate == rate)]
+        means = outcomes(tried)[0] if len(tried) else pd.DataFrame({name: []})
+        made.append(cells.percent(*analysis.mean_and_error(means[name])))
+    return made
+
+
+def draw_differences(axes: Any, points: Any, arms: Mapping[str, Arm], looks: Iterable[Any]) -> None:
+    """Draw each arm's difference to GRPO over the rollouts, with 95 % intervals over seeds."""
+    curves = points.pivot_table(index=["seed", "rollouts"], columns="arm", values="accuracy")
+    axes.axhline(0, color="black", linewidth=1, label=arms[GRPO].label)
+    others = [name for name in arms if name != GRPO]
+    for look, name in zip(looks, others, strict=False):
+        difference = 100 * (curves[name] - curves[GRPO]).unstack("rollouts")
+        rollouts_E = difference.columns.to_numpy()
+        mean_E = difference.mean().to_numpy()
+        half_E = difference.sem().to_numpy() * stats.t.ppf(0.975, len(difference) - 1)
+        axes.plot(rollouts_E, mean_E, label=arms[name].label, markevery=2, **look)
+        axes.fill_between(
+            rollouts_E, mean_E - half_E, mean_E + half_E, alpha=0.12, color=look["color"]
+        )
+    axes.set_xlabel("rollouts")
 
 
 def _arms(points: Any) -> cells.Table:
     means, ends = outcomes(points)
     curves = {name: _curves(points[points.arm == name]) for name in ARMS}
-    others = [name for name in ARMS if name != GRPO]
-    by_mean = analysis.with_holm(
-        {name: analysis.paired(means[name], means[GRPO]) for name in others}
-    )
-    by_end = analysis.with_holm({name: analysis.paired(ends[name], ends[GRPO]) for name in others})
+    tested = minus_grpo(means, ends)
     lines = []
     for name, arm in ARMS.items():
         of_arm = points[(points.arm == name) & (points.rollouts == BUDGET)]
@@ -313,8 +355,7 @@ def _arms(points: Any) -> cells.Table:
         if name == GRPO:
             line += ["", "", "", "", "1"]
         else:
-            for test, corrected in (by_mean[name], by_end[name]):
-                line += [f"{cells.points(test.mean)} ({cells.interval(test)})", p_value(corrected)]
+            line += tested[name]
             line.append(
                 " (".join(cells.needed(analysis.share_needed(curves[name], curves[GRPO]))) + ")"
             )
@@ -326,10 +367,7 @@ def _arms(points: Any) -> cells.Table:
         "mixed groups trained on",
         "mean over the run %",
         "at the end %",
-        "mean - GRPO's",
-        "p (Holm)",
-        "end - GRPO's",
-        "p (Holm)",
+        *MINUS_GRPO,
         "rollouts to GRPO's end",
     ]
     correlation = means.corr()[GRPO].drop(GRPO).min()
@@ -352,36 +390,17 @@ def _curves(points: Any) -> dict[int, analysis.Curve]:
 def _rates(points: Any) -> cells.Table:
     """Return the mean over the run of the seeds on which rates were chosen, a column for each rate."""
     rates = sorted(points.rate.unique())
-    lines = []
-    for name, arm in ARMS.items():
-        line = [arm.label]
-        for rate in rates:
-            tried = points[(points.arm == name) & (points.rate == rate)]
-            means = outcomes(tried)[0] if len(tried) else pd.DataFrame({name: []})
-            line.append(cells.percent(*analysis.mean_and_error(means[name])))
-        lines.append(line)
+    lines = [[arm.label, *means_by_rate(points, name, rates)] for name, arm in ARMS.items()]
     header = ["mean over the run %, at rate", *(f"{rate:g}" for rate in rates)]
     return cells.Table("Learning rates, seed 101", header, lines)
 
 
 def _draw(points: Any) -> Any:
-    """Draw each arm's difference to GRPO over the rollouts, with 95 % intervals over seeds."""
     from study.figures import _MORE, LOOKS, new_figure
 
     figure, ((axes,),) = new_figure(1, 1, height=5.6)
-    curves = points.pivot_table(index=["seed", "rollouts"], columns="arm", values="accuracy")
-    axes.axhline(0, color="black", linewidth=1, label=ARMS[GRPO].label)
-    others = [name for name in ARMS if name != GRPO]
-    looks = [LOOKS["auto"], LOOKS["dbb"], *_MORE]
-    for look, name in zip(looks, others, strict=False):
-        difference = 100 * (curves[name] - curves[GRPO]).unstack("rollouts")
-        mean_E = difference.mean().to_numpy()
-        half_E = difference.sem().to_numpy() * stats.t.ppf(0.975, len(difference) - 1)
-        axes.plot(_GRID_E, mean_E, label=ARMS[name].label, markevery=2, **look)
-        axes.fill_between(
-            _GRID_E, mean_E - half_E, mean_E + half_E, alpha=0.12, color=look["color"]
-        )
-    axes.set(xlabel="rollouts", ylabel="accuracy minus GRPO's, points")
+    draw_differences(axes, points, ARMS, [LOOKS["auto"], LOOKS["dbb"], *_MORE])
+    axes.set_ylabel("accuracy minus GRPO's, points")
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3
     )
@@ -392,23 +411,32 @@ def add_command(commands: Any) -> None:
     """Declare ``python -m study spend``."""
     parser = commands.add_parser(NAME, help="ways to spend equal rollouts, on the tiny model")
     parser.set_defaults(command=_command)
+    add_arguments(parser, "spend-runs", SEEDS, ARMS)
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, output: str, seeds: Iterable[int], arms: Iterable[str]
+) -> None:
+    """Declare folder, seeds, arms and learning rates, with these defaults."""
     parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("spend-runs"),
-        metavar="DIR",
-        help="folder (%(default)s)",
+        "--output", type=Path, default=Path(output), metavar="DIR", help="folder (%(default)s)"
     )
-    seeds = ",".join(map(str, SEEDS))
-    parser.add_argument("--seeds", default=seeds, metavar="K,...", help="%(default)s")
-    parser.add_argument("--arms", default=",".join(ARMS), metavar="NAME,...", help="%(default)s")
+    shown = ",".join(map(str, seeds))
+    parser.add_argument("--seeds", default=shown, metavar="K,...", help="%(default)s")
+    parser.add_argument("--arms", default=",".join(arms), metavar="NAME,...", help="%(default)s")
     parser.add_argument(
         "--rates", default="", metavar="RATE,...", help="learning rates (each arm's own)"
     )
 
 
-def _command(arguments: argparse.Namespace) -> int:
+def seeds_and_rates(arguments: argparse.Namespace) -> tuple[list[int], list[float]]:
+    """Return the numbers of :func:`add_arguments`; no rate where none is given."""
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     rates = [float(rate) for rate in arguments.rates.split(",") if rate]
+    return seeds, rates
+
+
+def _command(arguments: argparse.Namespace) -> int:
+    seeds, rates = seeds_and_rates(arguments)
     run(arguments.output, seeds, arguments.arms.split(","), rates)
     return 0

@@ -49,6 +49,19 @@ def test_a_pool_of_one_template_has_one_kind_of_prompt(small, tmp_path):
         assert all(returns.TWO_DIGITS.fullmatch(prompt) for prompt in prompts(folder / name))
 
 
+def test_a_model_that_masters_too_little_gets_the_sorting_prompts_that_it_solves_best(
+    small, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(returns, "MASTERED", 1.1)
+    folder = returns.prepare(tmp_path, "parts", 1)
+    whole = exact.read(tmp_path / "tasks" / "candidates-s1")
+    texts = prompts(tmp_path / "tasks" / "candidates-s1" / "train.jsonl")
+    right = dict(zip(texts, whole.probabilities(whole.policy()), strict=True))
+    chosen = prompts(folder / "train.jsonl")[:4]
+    others = [text for text in texts if text.startswith("s") and text not in chosen]
+    assert min(right[text] for text in chosen) >= max(right[text] for text in others)
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [("15+6=", True), ("54-31=", True), ("485-2=", True), ("8+5=", False), ("s361=", False), ("91+963=", False)],
