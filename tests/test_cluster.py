@@ -58,12 +58,21 @@ def test_fewer_cpus_than_gpus_are_given_or_counted_and_the_part_that_has_died_is
                 arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"])
             )
         assert ray_start.places(2) == 1
+        see_a_host_that_runs_no_task(monkeypatch)
         see_who_has_died(ray)
     finally:
         ray.shutdown()
     with pytest.raises(UsageError, match=r"^Ray has GPUs, each with a CPU, for 1 engines with"):
         engines.ray_started(2, 1, verbose=False).__enter__()
     assert given == [2 + 2, 2 + 2]
+
+
+def see_a_host_that_runs_no_task(monkeypatch):
+    """Within no time at all none does."""
+    monkeypatch.setattr(ray_session, "_TASK_WITHIN_S", 0)
+    refusal = r"^node \S+ \(\S+\) has run no task for 0 minutes; .*RAY_worker_niceness=0"
+    with pytest.raises(UsageError, match=refusal):
+        ray_session._check_seen(ROOT)
 
 
 def see_who_has_died(ray):

@@ -26,9 +26,9 @@ ROOT = Path(__file__).parents[1]
 NODES = {"nodea": "10.77.9.1", "nodeb": "10.77.9.2"}
 HEAD, JOIN = re.findall(r"^ray start .*", (ROOT / "docs/scale.md").read_text(), re.M)
 RAY = str(Path(sys.executable).parent / "ray")
-# Ray would start 16 idle workers, and take a minute to notice that a host is gone.
+# Ray would start 16 idle workers, take a minute to notice that a host is gone, and let other trainings go first.
 QUICK = {
-    "RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0", "RAY_worker_niceness": "0",
     "RAY_health_check_initial_delay_ms": "0", "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "5000", "RAY_health_check_failure_threshold": "2",
 }  # fmt: skip

@@ -17,6 +17,9 @@ from openrlhf_dbb.driver.progress_line import waiting
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu, machine, ray_start
 
+# A task waits until its host has started a worker, and a busy host takes minutes.
+_TASK_WITHIN_S = 300
+
 
 class RayStart:
     """Starts Ray in a thread of its own, while the main thread goes on with the checks.
@@ -138,7 +141,12 @@ def _check_seen(token: Path) -> None:
         calls[_host(node)] = look.options(scheduling_strategy=there).remote()
     for host, call in calls.items():
         try:
-            is_seen = ray.get(call, timeout=120)
+            is_seen = ray.get(call, timeout=_TASK_WITHIN_S)
+        except ray.exceptions.GetTimeoutError as error:
+            problem = f"node {host} has run no task for {_TASK_WITHIN_S // 60} minutes"
+            # Ray runs its workers at niceness 15, so that other programs go first.
+            advice = "end other programs on it, or start its Ray with RAY_worker_niceness=0"
+            raise UsageError(f"{problem}; {advice}") from error
         except ray.exceptions.RayError as error:  # a host that died just now counts as alive
             lines = str(error).strip().splitlines()
             problem = f"cannot run a task ({lines[0] if lines else type(error).__name__})"
