@@ -76,8 +76,10 @@ _UNIT = re.compile(
     r"(?: ?\^?(?P<power>[23])| (?P<after>squared|cubed))?"
 )
 _POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
-_BARE = re.compile(rf"(?<![A-Za-z\\{UPRIGHT}])(?:[A-Za-z]|in)(?![A-Za-z])")
-_UNITS_WITHOUT_FONT = {"m", "s", "h", "g", "L", "in"}  # other single letters are variables
+_BARE = re.compile(rf"(?<![A-Za-z\\{UPRIGHT}])(?:[A-Za-z]|in)(?![A-Za-z])")  # a variable
+_PLAIN_UNIT = r"(?:[A-Za-z]{2,}|[mshgL])(?: ?\^ ?\{?[23]\}?)?"
+# What may be a unit though it is in no font, as in "5 m"; other single letters are variables
+_PLAIN_UNITS = re.compile(rf"(?<=[\d}}]) ?{_PLAIN_UNIT}(?: ?/ ?{_PLAIN_UNIT})?$")
 # What asks for a calculation.
 _UNEVALUATED = re.compile(
     r"\\(?:i*int|sum|prod|lim|max|min|gcd|lcm|det|sup|inf)(?![A-Za-z])|vmatrix|\\text\{(?:lcm|gcd)"
@@ -150,12 +152,17 @@ def read(text: str, like: Value | None = None) -> Value | None:
     is_number = like is not None and isinstance(inner(like), Number)
     try:
         text = _without_remark(stripped(normal(text, decimal_comma=is_number)))
-        has_unit = like is None and re.search(r"\d [A-Za-z]", text) is not None
-        value = _list(text, is_number or has_unit)
+        if is_number or (like is None and re.search(r"\d [A-Za-z]", text)):
+            text = _PLAIN_UNITS.sub(_in_font, text)
+        value = _list(text)
         exact = None if value is None or _is_decimal(like) else _exact(text)
     except RecursionError:  # a thousand brackets
         return None
     return exact or _right_side(value, like)
+
+
+def _in_font(units: re.Match[str]) -> str:
+    return re.sub(_LETTERS, rf"{UPRIGHT}\g<0>", units[0])
 
 
 def _right_side(value: Value | None, like: Value | None) -> Value | None:
@@ -180,7 +187,7 @@ def _without_remark(text: str) -> str:
 def _exact(text: str) -> Value | None:
     """Return the exact value before a decimal that approximates it, None if there is none."""
     found = _APPROXIMATION.fullmatch(text)
-    exact = _list(found[1], False) if found else None
+    exact = _list(found[1]) if found else None
     exact = exact and inner(exact)
     is_constant = isinstance(exact, Formula) and not _VARIABLE.search(exact.text)
     return exact if is_constant or (isinstance(exact, Number) and not _is_decimal(exact)) else None
@@ -196,12 +203,12 @@ def _agree(one: Number, other: Number) -> bool:
     )
 
 
-def _list(text: str, numeric: bool) -> Value | None:
-    """Read pieces between commas and words; ``numeric`` allows letters as units."""
+def _list(text: str) -> Value | None:
+    """Read pieces between commas and words."""
     pieces, signs = split(text, _COMMA)
     pieces = [piece for piece in pieces if piece]
     if len(pieces) < 2:
-        return _relation(text, numeric)
+        return _relation(text)
     members = _items(latex(text), ",", pieces, _relation)
     if members is None:
         return None
@@ -229,27 +236,27 @@ def _name(equation: Equation) -> str:
     return equation.name
 
 
-def _relation(text: str, numeric: bool) -> Value | None:
+def _relation(text: str) -> Value | None:
     members, signs = split(text, _RELATION)
     if not signs:
-        return _single(text, numeric)
+        return _single(text)
     if not all(members[1:]) or _PROSE.search(" ".join(members[:-1])):
         return None
     written = latex(text)
     names = [_NAME.fullmatch(latex(member)) is not None for member in members]
     if set(signs) <= {"=", r"\approx"}:
-        return _equation(written, members, names, numeric)
+        return _equation(written, members, names)
     if names[0] and signs == [r"\in"]:
-        value = _single(members[1], numeric)
+        value = _single(members[1])
         return value and Equation(written, latex(members[0]), value)
     return Formula(written, is_relation=True)
 
 
-def _equation(text: str, members: list[str], names: list[bool], numeric: bool) -> Value | None:
+def _equation(text: str, members: list[str], names: list[bool]) -> Value | None:
     """Return the value of ``x = 5``, ``5 = x``, ``12 + 9 = 21`` or ``m + n = 5``; None for ``5 = 6``."""
     if names == [False, True]:
-        return _equation(text, members[::-1], [True, False], numeric)
-    values = [_single(member, numeric) for member in members if member]
+        return _equation(text, members[::-1], [True, False])
+    values = [_single(member) for member in members if member]
     if not _is_true(values):
         return None
     if names[0] and members[0]:
@@ -265,7 +272,7 @@ def _is_true(values: list[Value | None]) -> bool:
     return all(left != right and _agree(left, right) for left, right in itertools.pairwise(numbers))
 
 
-def _single(text: str, numeric: bool = False) -> Value | None:
+def _single(text: str) -> Value | None:
     if not text or not split(text)[0]:
         return None
     if r"\begin" in text:
@@ -274,10 +281,10 @@ def _single(text: str, numeric: bool = False) -> Value | None:
         pieces = split(text, sign)[0]
         if len(pieces) > 1:
             return _items(latex(text), kind, pieces)
-    if number := _number(squeezed(text), numeric):
+    if number := _number(squeezed(text)):
         return number
     if (brackets := _BRACKETS.fullmatch(text)) and split(brackets[2])[0]:
-        return _bracketed(brackets, numeric)
+        return _bracketed(brackets)
     return _words(text) or _formula(text)
 
 
@@ -309,35 +316,35 @@ def _is_after_formula(text: str) -> bool:
     return bool(unit_of(text) or (is_phrase and not _NO_UNIT.search(words)))
 
 
-def _bracketed(brackets: re.Match[str], numeric: bool) -> Value | None:
+def _bracketed(brackets: re.Match[str]) -> Value | None:
     left, inside, right = map(stripped, brackets.groups())
     kind = (left + right).replace("\\", "")
     text = latex(left + inside + right)
     pieces = split(inside, "[,;]")[0]
     condition = split(inside, r"[|:]|\\mid(?![A-Za-z])")[0][1:] if left == r"\{" else []
     if len(condition) == 1:  # {x | x > 3}
-        return _relation(condition[0], False)
+        return _relation(condition[0])
     if len(pieces) > 1 or left == r"\{":
         return _items(text, kind, pieces)
-    value = _single(inside, numeric) if left in "({" else None
+    value = _single(inside) if left in "({" else None
     return value if isinstance(value, (Number, Items, Words)) or left == "{" else Formula(text)
 
 
 def _items(
     text: str, kind: str, pieces: list[str], read_one: Callable[..., Value | None] = _single
 ) -> Items | None:
-    values = [read_one(piece, False) for piece in pieces] if len(pieces) <= MOST_ITEMS else [None]
+    values = [read_one(piece) for piece in pieces] if len(pieces) <= MOST_ITEMS else [None]
     known = tuple(value for value in values if value is not None)
     return Items(text, kind, known) if len(known) == len(values) else None
 
 
-def _number(text: str, numeric: bool) -> Number | None:
+def _number(text: str) -> Number | None:
     found = _NUMBER.match(text)
     size = _size(found) if found else None
     if found is None or size is None:
         return None
     rest = stripped(text[found.end() :])
-    unit = unit_of(rest, letters=numeric)
+    unit = unit_of(rest)
     if unit is None and (not _PHRASE.fullmatch(rest) or _NO_UNIT.search(rest)):
         return None
     return _number_of(found, size, unit)
@@ -388,10 +395,9 @@ def _mixed(above: int, below: int, whole: str | None) -> Fraction | None:
     return int(whole or 0) + Fraction(above, below)
 
 
-def unit_of(text: str, *, letters: bool = False) -> str | None:
-    """Return the unit that a normal text is, or None. With ``letters`` a bare m is a metre and no variable."""
-    bare = set(_BARE.findall(text))
-    if not bare <= (_UNITS_WITHOUT_FONT if letters else set()):
+def unit_of(text: str) -> str | None:
+    """Return the unit that a normal text is, or None. A bare m is a variable."""
+    if _BARE.search(text):
         return None
     text = re.sub(r"\^ ?\\circ ?", "degree", re.sub(rf"[{{}}{UPRIGHT}]", "", text))
     units = [_base_unit(part.strip()) for part in re.split(r"/|\bper\b", text)]
