@@ -78,6 +78,8 @@ TABLE = [
         for both in ("yes or no", r"\boxed{\text{Yes, no}}", "I cannot say yes.", "Yes/No")
     ],
     ("Is it prime?", "no", "Neither yes nor no.", False),
+    ("Is it prime?", "yes", "The answer is no. The answer is yes.", False),
+    ("Is it prime?", "yes", "Yes\n\nBecause no number divides it.", True),
     ("Which one?", r"\text{(E)}", "So the answer is E.", True),
     ("Which one?", r"\text{(E)}", "E?", False),
     ("Which one?", "i", "The answer is $i$.", True),

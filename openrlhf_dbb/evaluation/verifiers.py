@@ -8,6 +8,7 @@ from openrlhf_dbb.rewards import answers, reasoning_gym
 from openrlhf_dbb.rewards.math_answer import judge
 from openrlhf_dbb.rewards.values import Number, canonical, read, spelled
 
+_WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _PARENTHESES = re.compile(r"[\[\](){}<>\s]+")
 # Up to the last brace of the line: the box may contain unbalanced braces, its answer.
 _SAID_ON_A_LINE = re.compile(r".*\\boxed\{(.*)\}|\banswer(?:\s+is|\s*:)\s*:?(.*)", re.IGNORECASE)
@@ -58,13 +59,11 @@ def _exact(response: str, label: str) -> Verdict:
         return _math(response, label)
     if re.fullmatch(r"\([A-R]\)", label):  # reasoning_about_colored_objects has 18 options
         return _choice(response, label[1], answers.ALPHABET[:18])
-    if _PARENTHESES.fullmatch(label):
-        answer = _bare(_last_said(response))
-        right = _bare(label)
-    else:
-        answer = answers.words(response, label)
-        right = answers.words(label, label)
-    return Verdict(float(answer is not None and answer == right), answer)
+    if label.lower() in answers.TRUTHS:
+        return _math(response, label)
+    bare = _bare if _PARENTHESES.fullmatch(label) else _words
+    answer = bare(_last_said(response))
+    return Verdict(float(answer is not None and answer == bare(label)), answer)
 
 
 def _last_said(response: str) -> str:
@@ -74,6 +73,11 @@ def _last_said(response: str) -> str:
         if said:
             return said[said.lastindex or 0]
     return answers.last_line(response)
+
+
+def _words(text: str) -> str | None:
+    """Return the words of a text in lower case; None if it has none."""
+    return " ".join(_WORD.findall(answers.without_markup(text).lower())) or None
 
 
 def _bare(text: str) -> str | None:

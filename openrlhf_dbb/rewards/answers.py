@@ -4,7 +4,6 @@ It is the last box, else what follows "answer is" or ``####``, else the last val
 same order; without box or statement, a letter stands alone on the last line or in parentheses at its end.
 """
 
-import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,6 +65,8 @@ _REMARK = re.compile(
 )
 _TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
+# "Yes, it is.", "No, it is not."
+_FIRST_PART = re.compile(r"(.*?)(?:(?<=\bno), it is not\.|(?=[,:;]| because\b))", re.IGNORECASE)
 _PLACE = re.compile(r"(?:(?<=\s)|\A|(?<=[:=]))\S")  # where the end of a sentence may begin
 _SAID = re.compile(
     r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|(?<!\\)!(?=\Z|\s+[A-Z\d])|\n|\Z"
@@ -123,7 +124,7 @@ _MATHS = re.compile(
 _NO_NUMBER = re.compile(r"[A-Za-z]|\s*(?:dozen|hundred|thousand|million|billion)\b")
 LETTERS = "ABCDEFGHIJ"  # MMLU-Pro has up to ten options
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
+TRUTHS = {"yes", "no", "true", "false", "valid", "invalid"}
 
 _SAID_ON_ITS_LINE = re.compile(
     rf"(?:{STATEMENT.pattern})\s*(?!\\boxed)(?=(\S[^\n]{{0,{SAID_CHARACTERS}}}))", re.IGNORECASE
@@ -143,7 +144,6 @@ _SECOND = re.compile(rf"\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{
 _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
 _OPTION = re.compile(r"\(?([A-Z])[.):]\s+(?!.*\b[A-Z][.):])[^?]*")  # a response "C. 42"
 _LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
-_WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 
 
 class Said(NamedTuple):
@@ -393,7 +393,9 @@ def _says_another(text: str, place: int, start: int, value: Value, label: Value)
     if kinds is Number and not is_other:
         both = _are_answers(SAID_BOTH.match(text, place), value)
         is_other = False in both or _is_hedged(text, place, value, label)
-    return is_other and (place > start or not is_corrected(text, place, start))
+    return is_other and (
+        place > start or not is_corrected(text, said.end(1) if said else place, start)
+    )
 
 
 def _is_hedged(text: str, place: int, value: Value, label: Value) -> bool:
@@ -441,11 +443,13 @@ def _numbers(text: str, begin: int, end: int, label: Value) -> list[tuple[int, i
 
 
 def _at_the_end(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
-    """Return the longest end of a sentence that is of the label's kind, or else its formulas in dollars."""
+    """Return the longest end of a sentence or of its first part that is of the label's kind, or else its formulas."""
     sentence = text[begin:end].rstrip()
-    for found in list(_PLACE.finditer(sentence))[-60:]:
-        if (value := _like(sentence[found.start() :], label)) is not None:
-            return [(begin + found.start(), begin + len(sentence), value)]
+    whole = re.match(r"(.*)", sentence, re.DOTALL)
+    for part in filter(None, (whole, _FIRST_PART.match(sentence))):
+        for found in list(_PLACE.finditer(part[1]))[-60:]:
+            if (value := _like(part[1][found.start() :], label)) is not None:
+                return [(begin + found.start(), begin + part.end(), value)]
     places = []
     for found in _FORMULA.finditer(sentence):
         value = None if _PROSE.search(found[0]) else _like(found[0], label)
@@ -466,7 +470,9 @@ def _is_like(value: Value, label: Value) -> bool:
     like = inner(label)
     if isinstance(like, Words):
         return isinstance(value, Words) and (
-            value.words == like.words or not value.words[0].isalpha()
+            value.words == like.words
+            or not value.words[0].isalpha()
+            or TRUTHS.issuperset(value.words + like.words)
         )
     if isinstance(like, Formula):
         return value.text == like.text or not (isinstance(value, Words) or value.text.isalpha())
@@ -477,39 +483,8 @@ def _is_like(value: Value, label: Value) -> bool:
 
 def letter(response: str, letters: str = LETTERS) -> str | None:
     """Return the letter that a response settles on; None if it names none, or several."""
-    text = _without_markup(visible(response))
-
-    read_letter = functools.partial(_letter, letters=letters)
-    return _settled(text, _claims(text, read_letter) or _at_the_last_line(text, letters))
-
-
-def words(response: str, label: str) -> str | None:
-    """Return the words that a response settles on, in lower case; for a label as yes, yes or no."""
-    text = _without_markup(visible(response))
-    claims = _claims(text, functools.partial(_words, label=label))
-    if not claims:
-        line = last_line(text).rpartition("?")[2]
-        said = _words(line, False, label)
-        claims = [said.moved(text.rindex(line))] if said else []
-    return _settled(text, claims)
-
-
-def _claims(text: str, read_said: Callable[[str, bool], Said | None]) -> list[Said]:
-    """Return in order what boxes say, and what is said after "the answer is" on its line."""
-    claims = []
-    for start, end in boxes(text):
-        said = read_said(text[start:end], True)
-        if said:
-            claims.append(Said(text.rindex("\\", 0, start), end + 1, said.text))
-    for found in itertools.chain(_SAID_ON_ITS_LINE.finditer(text), _PRAISED.finditer(text)):
-        said = read_said(found[1].rstrip(), False)
-        if said:
-            claims.append(said.moved(found.start(1)))
-    return sorted(claims)
-
-
-def _settled(text: str, claims: list[Said]) -> str | None:
-    """Return what the last claim says, if it is affirmed and no earlier one says another thing uncorrected."""
+    text = without_markup(visible(response))
+    claims = _claims(text, letters) or _at_the_last_line(text, letters)
     if not claims:
         return None
     last = claims[-1]
@@ -519,6 +494,20 @@ def _settled(text: str, claims: list[Said]) -> str | None:
     if OR_BEFORE.search(text, 0, last.start) or OR_AFTER.match(text, last.end):
         return None
     return last.text if last.text and is_affirmed(text, last.start, last.end) else None
+
+
+def _claims(text: str, letters: str) -> list[Said]:
+    """Return in order what boxes say, and what is said after "the answer is" on its line."""
+    claims = []
+    for start, end in boxes(text):
+        said = _letter(text[start:end], True, letters)
+        if said:
+            claims.append(Said(text.rindex("\\", 0, start), end + 1, said.text))
+    for found in itertools.chain(_SAID_ON_ITS_LINE.finditer(text), _PRAISED.finditer(text)):
+        said = _letter(found[1].rstrip(), False, letters)
+        if said:
+            claims.append(said.moved(found.start(1)))
+    return sorted(claims)
 
 
 def _at_the_last_line(text: str, letters: str) -> list[Said]:
@@ -533,37 +522,13 @@ def _at_the_last_line(text: str, letters: str) -> list[Said]:
     return [Said(0, len(text), option[1])]
 
 
-def _words(said: str, is_box: bool, label: str) -> Said | None:
-    """Return the words of a statement, or those of the label if it ends with them, as "the function is odd"."""
-    spoken = _WORD.findall(said.lower())
-    right = _WORD.findall(label)
-    pair = next((pair for pair in PAIRS if label.lower() in pair), None)
-    if pair:
-        spoken = _one_of(said, spoken, pair)
-    elif not is_box and right == spoken[-len(right) :]:
-        spoken = right
-    if not spoken:
-        return None
-    *_, place = re.finditer(r"[\W_]+".join(map(re.escape, spoken)), said.lower())
-    return Said(place.start(), place.end(), " ".join(spoken))
-
-
-def _one_of(said: str, spoken: list[str], pair: tuple[str, str]) -> list[str]:
-    """Return yes or no, as a statement says it, first or last; nothing for "yes or no"."""
-    either = rf"\b(?:{'|'.join(pair)})\b"
-    if re.search(
-        rf"{either}(?:\W+(?:or|and|nor)\W+|\W*/\W*|\W+(?=\w+\W*\Z)){either}", said, re.IGNORECASE
-    ):
-        return []
-    return [word for word in (*spoken[:1], *spoken[-1:]) if word in pair][:1]
-
-
 def last_line(text: str) -> str:
     """Return the last line that is not blank; "" if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def _without_markup(text: str) -> str:
+def without_markup(text: str) -> str:
+    """Return a text without fonts and marks of LaTeX and Markdown."""
     while (bare := FONT.sub(r"\2", text)) != text:  # \textbf{\text{B}}
         text = bare
     return _MARKUP.sub("", _LATEX_SPACE.sub(" ", text))

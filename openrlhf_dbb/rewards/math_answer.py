@@ -87,13 +87,9 @@ def _verdict(right: values.Value, answer: values.Value, question: str) -> bool |
 
 
 def _answer(response: str, right: values.Value) -> values.Value | None:
-    label = right.words[0] if isinstance(right, values.Words) and len(right.words) == 1 else ""
-    if len(label) == 1:
-        said = answers.letter(response, answers.ALPHABET)
-    elif any(label in pair for pair in answers.PAIRS):  # "Yes, it is."
-        said = answers.words(response, label)
-    else:
+    if not isinstance(right, values.Words) or len(right.words[0]) > 1:
         return answers.find(response, right)
+    said = answers.letter(response, answers.ALPHABET)
     return values.Words(said, (said.lower(),)) if said else None
 
 
