@@ -79,7 +79,7 @@ TABLE = [
     ],
     ("Is it prime?", "no", "Neither yes nor no.", False),
     ("Is it prime?", "yes", "The answer is no. The answer is yes.", False),
-    ("Is it prime?", "yes", "Yes\n\nBecause no number divides it.", True),
+    ("Is it prime?", "yes", "Yes\n\nBecause 7 is prime.", True),
     ("Which one?", r"\text{(E)}", "So the answer is E.", True),
     ("Which one?", r"\text{(E)}", "E?", False),
     ("Which one?", "i", "The answer is $i$.", True),
@@ -141,6 +141,9 @@ TABLE = [
     ("How many?", r"50\binom{100}{50}", r"\boxed{\binom{100}{50} \cdot 50}", True),
     # a percentage is the number if the question asks for one
     ("What percentage is it?", "28", r"\boxed{28\%}", True),
+    # powers and degrees in a sentence
+    ("How large is the angle?", r"108^\circ", r"The answer is $108^\circ$.", True),
+    ("How many atoms?", "4.5e33", "The answer is $4.5e33$.", True),
     ("How many are there?", "28", r"\boxed{28\%}", False),
     # a phrase before the value in a box
     ("How many?", "5", r"\boxed{\text{The answer is } 5}", True),

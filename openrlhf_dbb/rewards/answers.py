@@ -21,7 +21,6 @@ from openrlhf_dbb.rewards.commitment import (
     OTHER_AFTER,
     OTHER_BEFORE,
     RESTART,
-    SAID_BOTH,
     SAID_NUMBER,
     is_affirmed,
     is_corrected,
@@ -48,6 +47,7 @@ TAIL_CHARACTERS = 4000  # only the end of a response without a box or a statemen
 SAID_CHARACTERS = 400
 NEAR_CHARACTERS = 100  # before an answer, in which another number may be offered
 MOST_OFFERS = 50  # boxes and statements that are compared with the answer
+_UNREAD = Formula("?")
 
 _BRACES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{|\\.|[{}]", re.DOTALL)
 _MARKDOWN = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<!\w)__|__(?!\w)|`", re.MULTILINE)
@@ -144,6 +144,14 @@ _SECOND = re.compile(rf"\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{
 _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
 _OPTION = re.compile(r"\(?([A-Z])[.):]\s+(?!.*\b[A-Z][.):])[^?]*")  # a response "C. 42"
 _LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
+
+
+class Offer(NamedTuple):
+    """A value that a text offers at a place."""
+
+    start: int
+    end: int
+    value: Value
 
 
 class Said(NamedTuple):
@@ -245,91 +253,105 @@ def read_label(label: str) -> Value | None:
 def find(response: str, label: Value) -> Value | None:
     """Return the one answer that a response commits to, read like the label; None if there is none."""
     text = visible(response)
-    if places := boxes(text):
-        return _in_last_box(text, places, label)
+    if boxed := _boxed(text, label):
+        answer = boxed[-1]
+        is_read = answer.value is not _UNREAD
+        return answer.value if is_read and _is_final(text, answer, label) else None
     return None if r"\boxed{" in text else _in_prose(_plain(text), label)
 
 
-def _in_last_box(text: str, places: list[tuple[int, int]], label: Value) -> Value | None:
-    value = read(_INTRODUCTION.sub("", text[slice(*places[-1])]), label)
-    if value is None:
-        return None
-    start = text.rindex("\\", 0, places[-1][0])
-    end = places[-1][1] + 1
-    for box_start, box_end in places[-MOST_OFFERS:]:
-        stays = box_end < start and not is_corrected(text, box_end + 1, start)
-        if stays and not _is_same(read(text[box_start:box_end], label), value):
-            return None
-    return value if _is_final(text, start, end, value, label) else None
+def _boxed(text: str, label: Value) -> list[Offer]:
+    """Return what the last boxes offer; a box that is not read offers something else than any answer."""
+    offers = []
+    for start, end in boxes(text)[-MOST_OFFERS:]:
+        value = read(_INTRODUCTION.sub("", text[start:end]), label) or _UNREAD
+        offers.append(Offer(text.rindex("\\", 0, start), end + 1, value))
+    return offers
 
 
 def _in_prose(text: str, label: Value) -> Value | None:
     if isinstance(inner(label), Number):
         text = re.sub(r"!(?=\s*(?:\n|\Z|[A-Z]))", ".", text)  # no factorial
-    statements = [
-        statement.end() for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()
-    ]
-    first = re.match(r"\s*(\S.*)\n\s*\n", text)
-    value = read(first[1], label) if first and not statements else None
-    if first and value and isinstance(inner(value), type(inner(label))):
-        return value if _is_final(text, first.start(1), first.end(1), value, label) else None
-    return _first_affirmed(text, _offers(text, statements, label), label)
-
-
-def _offers(text: str, statements: list[int], label: Value) -> Iterator[tuple[int, int, Value]]:
-    """Return the values that may be the answer, the likeliest first."""
-    tail = max(0, len(text) - TAIL_CHARACTERS)
-    if not statements:
-        return _values(text, tail, label, last_first=True)
-    if RESTART.search(text, statements[-1]):
-        return _values(text, max(tail, statements[-1]), label, last_first=True)
-    return _values(text[: statements[-1] + SAID_CHARACTERS], statements[-1], label)
-
-
-def _first_affirmed(
-    text: str, places: Iterable[tuple[int, int, Value]], label: Value
-) -> Value | None:
     denied = set()
-    for start, end, value in places:
-        if is_denied(text, start, end):
-            denied.add(canonical(value))
+    for offer in _likeliest(text, label):
+        if is_denied(text, offer.start, offer.end):
+            denied.add(canonical(offer.value))
             continue
-        is_final = canonical(value) not in denied and _is_final(text, start, end, value, label)
-        return value if is_final else None
+        is_final = canonical(offer.value) not in denied and _is_final(text, offer, label)
+        return offer.value if is_final else None
     return None
 
 
-def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bool:
+def _likeliest(text: str, label: Value) -> Iterable[Offer]:
+    """Return the values that may be the answer, the likeliest first."""
+    ends = [said.end() for said in STATEMENT.finditer(text) if text[said.end() :].strip()]
+    tail = max(0, len(text) - TAIL_CHARACTERS)
+    first = re.match(r"\s*(\S.*)\n\s*\n", text)
+    if ends and not RESTART.search(text, ends[-1]):
+        return _values(text[: ends[-1] + SAID_CHARACTERS], ends[-1], label)
+    value = read(first[1], label) if first and not ends else None
+    if first and value and isinstance(inner(value), type(inner(label))):
+        return [Offer(*first.span(1), value)]
+    return _values(text, max([tail, *ends[-1:]]), label, last_first=True)
+
+
+def _is_final(text: str, answer: Offer, label: Value) -> bool:
     """Return whether a response affirms an answer, does not take it back and offers no other one."""
-    if not is_affirmed(text, start, end) or _has_alternative(text, start, end, value, label):
+    start, end, value = answer
+    if not is_affirmed(text, start, end) or _has_alternative(text, answer, label):
         return False
-    if isinstance(inner(label), Number) and (
-        _has_twin(text, start, end, value) or _concludes_otherwise(text, end, value, label)
-    ):
+    if isinstance(inner(label), Number) and _concludes_otherwise(text, answer, label):
         return False
-    places = _stated(text, start, end)[-MOST_OFFERS:]
-    return not any(_says_another(text, place, start, value, label) for place in places)
+    for offer in [*_boxed(text, label), *_stated(text, answer, label)]:
+        if offer.start < end and start < offer.end:  # it is the answer
+            continue
+        if not _is_same(offer.value, value):
+            if offer.start > start or not is_corrected(text, offer.end, start):
+                return False
+        elif _is_hedged(text, offer, label):
+            return False
+    return True
 
 
-def _stated(text: str, start: int, end: int) -> list[int]:
-    """Return where values are stated beside an answer: behind "The answer is", or in a line of their own."""
+def _is_hedged(text: str, offer: Offer, label: Value) -> bool:
+    """Return whether the answer, stated beside a box, is denied or has an alternative: "5 (alternatively 6)"."""
+    if text.startswith("\\", offer.start):
+        return False
+    return is_denied(text, offer.start, offer.end) or _has_alternative(text, offer, label)
+
+
+def _stated(text: str, answer: Offer, label: Value) -> list[Offer]:
+    """Return what is stated beside an answer: behind "The answer is", or in a line of its own."""
     places = [statement.end() for statement in STATEMENT.finditer(text)]
-    is_said = text.startswith("\\", start) or bool(places)
+    is_said = text.startswith("\\", answer.start) or bool(places)
     for lone in _LONE_NUMBER.finditer(text):
-        if end <= lone.start() or not is_said:  # before a box it is part of a calculation
+        if answer.end <= lone.start() or not is_said:  # before a box it is part of a calculation
             places.append(lone.end())
-    return places
+    kind = type(inner(label))
+    kinds = {Number: (Number, Items), Formula: (Number, Formula)}.get(kind, kind)
+    offers = []
+    for place in places[-MOST_OFFERS:]:
+        said = _SAID.match(text, place)
+        value = read(said[1].strip("* "), label) if said else None
+        if said and value and isinstance(inner(value), kinds):
+            offers.append(Offer(*said.span(1), value))
+        number = SAID_NUMBER.match(text, place) if kind is Number else None
+        if number and _is_same(read(number["other"]), answer.value):
+            offers.append(Offer(*number.span("other"), answer.value))
+    return offers
 
 
-def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> bool:
+def _concludes_otherwise(text: str, answer: Offer, label: Value) -> bool:
     """Return whether later sentences, as "So there are 6.", conclude with another number than the answer."""
-    borders = [found.end() for found in _SENTENCE_END.finditer(text, end)]
+    value = answer.value
+    borders = [found.end() for found in _SENTENCE_END.finditer(text, answer.end)]
     is_other = False
     for begin, stop in itertools.pairwise([*borders, len(text)]):
         sentence = _MARKDOWN.sub("", text[begin:stop])
-        numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
-        if len(_are_answers(BOTH.search(sentence), value)) > 1:  # it is one of two
+        both = BOTH.search(sentence)
+        if both and _is_same(read(both["other"]), value) != _is_same(read(both["second"]), value):
             return True
+        numbers = [number.value for number in _numbers(sentence, 0, len(sentence), label)]
         is_conclusion = CONCLUSION.match(sentence) is not None
         is_asserted = ASSERTION.search(sentence) is not None
         if any(_is_same(number, value) for number in numbers):
@@ -340,71 +362,41 @@ def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> boo
     return is_other
 
 
-def _has_alternative(text: str, start: int, end: int, value: Value, label: Value) -> bool:
-    """Return whether another value stands beside an answer, with "or" between them."""
+def _has_alternative(text: str, answer: Offer, label: Value) -> bool:
+    """Return whether another value stands beside an answer, with "or" between them, or is offered as it is."""
     others = []
-    after = OR_AFTER.match(text, end)
+    after = OR_AFTER.match(text, answer.end)
     if after is not None:
         window = text[: after.end() + SAID_CHARACTERS]
-        others.append(next(_values(window, after.end(), label), None))
-    before = OR_BEFORE.search(text, max(0, start - SAID_CHARACTERS), start)
+        others.append(next((offer.value for offer in _values(window, after.end(), label)), None))
+    before = OR_BEFORE.search(text, max(0, answer.start - SAID_CHARACTERS), answer.start)
     if before is not None:
         window = text[: before.start()]
         begin = max(0, before.start() - SAID_CHARACTERS)
         other = next(_values(window, begin, label, last_first=True), None)
-        if other is not None and other[1] == before.start():
-            others.append(other)
-    return not all(other is not None and _is_same(other[2], value) for other in others)
+        if other is not None and other.end == before.start():
+            others.append(other.value)
+    if isinstance(inner(label), Number):
+        others += map(read, _twins(text, answer))
+    return not all(_is_same(other, answer.value) for other in others)
 
 
-def _has_twin(text: str, start: int, end: int, value: Value) -> bool:
-    """Return whether another number is offered as the answer is: "4; 5", "It is 6. The answer is 5."."""
-    name = _EQUATED.match(text, start)
-    is_box = text.startswith("\\", start)
-    if not is_box and "=" in text[name.end() if name else start : end]:  # it is calculated
-        return False
-    before = text[max(0, start - NEAR_CHARACTERS) : name.end() if name else start]
+def _twins(text: str, answer: Offer) -> list[str]:
+    """Return the numbers that are offered as the answer is: "4; 5", "It is 6. The answer is 5."."""
+    name = _EQUATED.match(text, answer.start)
+    start = name.end() if name else answer.start
+    is_box = text.startswith("\\", answer.start)
+    if not is_box and "=" in text[start : answer.end]:  # it is calculated
+        return []
+    before = text[max(0, answer.start - NEAR_CHARACTERS) : start]
     twins = []
-    after = OTHER_AFTER.match(text, end)
+    after = OTHER_AFTER.match(text, answer.end)
     if after and before.lower().endswith((after["name"] or "").lower()):  # both are x
         twins.append(after["other"])
-    earlier = OTHER_BEFORE.search(before) if IS_SENTENCE_END.match(text, end) else None
+    earlier = OTHER_BEFORE.search(before) if IS_SENTENCE_END.match(text, answer.end) else None
     if earlier:
         twins.append(earlier["other"])
-    return not all(_is_same(read(twin), value) for twin in twins)
-
-
-def _are_answers(numbers: re.Match[str] | None, value: Value) -> set[bool]:
-    """Return of two numbers whether they are the answer."""
-    if numbers is None:
-        return set()
-    return {_is_same(read(numbers[name]), value) for name in ("other", "second")}
-
-
-def _says_another(text: str, place: int, start: int, value: Value, label: Value) -> bool:
-    """Return whether "The answer is" before a place states another value than the answer, and nothing corrects it."""
-    said = _SAID.match(text, place)
-    if said and said.start() <= start < said.end() and text[start] == "\\":  # it states the box
-        return False
-    offered = read(said[1].strip("* "), label) if said else None
-    kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
-    is_one = offered is not None and isinstance(inner(offered), kinds)
-    is_other = is_one and not _is_same(offered, value)
-    if kinds is Number and not is_other:
-        both = _are_answers(SAID_BOTH.match(text, place), value)
-        is_other = False in both or _is_hedged(text, place, value, label)
-    return is_other and (
-        place > start or not is_corrected(text, said.end(1) if said else place, start)
-    )
-
-
-def _is_hedged(text: str, place: int, value: Value, label: Value) -> bool:
-    """Return whether the answer, stated beside a box, is denied or has an alternative: "5 (alternatively 6)"."""
-    said = SAID_NUMBER.match(text, place)
-    if said is None or not _is_same(read(said["other"]), value):
-        return False
-    start, end = said.span("other")
-    return is_denied(text, start, end) or _has_alternative(text, start, end, value, label)
+    return twins
 
 
 def _is_same(other: Value | None, value: Value) -> bool:
@@ -422,9 +414,7 @@ def _plain(text: str) -> str:
     return _REMARK.sub(lambda remark: remark[0] if is_doubtful(remark[0]) else "", text)
 
 
-def _values(
-    text: str, start: int, label: Value, *, last_first: bool = False
-) -> Iterator[tuple[int, int, Value]]:
+def _values(text: str, start: int, label: Value, *, last_first: bool = False) -> Iterator[Offer]:
     """Yield the places and values behind a place of a text, in order."""
     borders = [start, *(found.end() for found in _SENTENCE_END.finditer(text, start)), len(text)]
     find_in = _numbers if isinstance(inner(label), Number) else _at_the_end
@@ -433,28 +423,28 @@ def _values(
         yield from find_in(text, begin, end, label)[::step]
 
 
-def _numbers(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
+def _numbers(text: str, begin: int, end: int, label: Value) -> list[Offer]:
     places = []
     for found in _MATHS.finditer(text, begin, end):
         value = None if _NO_NUMBER.match(text, found.end()) else read(found[0], label)
         if value is not None and isinstance(inner(value), Number):
-            places.append((*found.span(), value))
+            places.append(Offer(*found.span(), value))
     return places
 
 
-def _at_the_end(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
+def _at_the_end(text: str, begin: int, end: int, label: Value) -> list[Offer]:
     """Return the longest end of a sentence or of its first part that is of the label's kind, or else its formulas."""
     sentence = text[begin:end].rstrip()
     whole = re.match(r"(.*)", sentence, re.DOTALL)
     for part in filter(None, (whole, _FIRST_PART.match(sentence))):
         for found in list(_PLACE.finditer(part[1]))[-60:]:
             if (value := _like(part[1][found.start() :], label)) is not None:
-                return [(begin + found.start(), begin + part.end(), value)]
+                return [Offer(begin + found.start(), begin + part.end(), value)]
     places = []
     for found in _FORMULA.finditer(sentence):
         value = None if _PROSE.search(found[0]) else _like(found[0], label)
         if value is not None:
-            places.append((begin + found.start(), begin + found.end(), value))
+            places.append(Offer(begin + found.start(), begin + found.end(), value))
     return places
 
 

@@ -188,7 +188,6 @@ BOTH = _any(
 )
 # What stands behind "The answer is"
 SAID_NUMBER = _any(rf"[\s$*(]*{_BARE}")
-SAID_BOTH = _any(rf"{_PAIR}(?:[.!](?=\s|\Z)|[\n;,]|\Z)")
 IS_SENTENCE_END = re.compile(r"[\s$*)}\]]*(?:[.!](?=\s|\Z)|[,;\n]|\Z)")
 OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}(?!\s+else\b)")
 CONCLUSION = _any(
