@@ -140,7 +140,9 @@ _NOUN = r"(?:(?:the\s+)?(?:(?:correct|right|best)\s+)?(?:option|choice|letter|an
 _LETTER = re.compile(rf"\W*?{_ADVERB}{_NOT_BUT}{_NOUN}\(?\s*([A-Z])(?!'?\w)\s*(\))?", re.IGNORECASE)
 _X = r"\s*(?:(?i:option|choice)\s+)?\(?[A-Z]\)?(?!'?\w)"
 _CLAUSE = r"(?!\s+(?!and\b|or\b)[a-z])"  # as in "B, A is wrong"
-_SECOND = re.compile(rf"\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{_CLAUSE})")
+_SECOND = re.compile(rf"\?|\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{_CLAUSE})")
+_ENDS = re.compile(r"\s*(?:[.:),;!?\]]|$)")
+_ALONE = re.compile(r"\W*([A-Z])[^\w?]*", re.IGNORECASE)
 _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
 _OPTION = re.compile(r"\(?([A-Z])[.):]\s+(?!.*\b[A-Z][.):])[^?]*")  # a response "C. 42"
 _LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
@@ -155,15 +157,11 @@ class Offer(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What a text says at a place."""
+    """A letter that a text says at a place; "" for several letters."""
 
     start: int
     end: int
-    text: str
-
-    def moved(self, by: int) -> "Said":
-        """Return it in a text where it stands further behind."""
-        return Said(self.start + by, self.end + by, self.text)
+    letter: str
 
 
 def rewards(
@@ -332,7 +330,7 @@ def _stated(text: str, answer: Offer, label: Value) -> list[Offer]:
     offers = []
     for place in places[-MOST_OFFERS:]:
         said = _SAID.match(text, place)
-        value = read(said[1].strip("* "), label) if said else None
+        value = read(said[1].replace("*", ""), label) if said else None
         if said and value and isinstance(inner(value), kinds):
             offers.append(Offer(*said.span(1), value))
         number = SAID_NUMBER.match(text, place) if kind is Number else None
@@ -479,37 +477,36 @@ def letter(response: str, letters: str = LETTERS) -> str | None:
         return None
     last = claims[-1]
     for claim in claims:
-        if claim.text != last.text and not is_corrected(text, claim.end, last.start):
+        if claim.letter != last.letter and not is_corrected(text, claim.end, last.start):
             return None
     if OR_BEFORE.search(text, 0, last.start) or OR_AFTER.match(text, last.end):
         return None
-    return last.text if last.text and is_affirmed(text, last.start, last.end) else None
+    return last.letter if last.letter and is_affirmed(text, last.start, last.end) else None
 
 
 def _claims(text: str, letters: str) -> list[Said]:
     """Return in order what boxes say, and what is said after "the answer is" on its line."""
     claims = []
     for start, end in boxes(text):
-        said = _letter(text[start:end], True, letters)
+        said = _letter(text, start, end, letters)
         if said:
-            claims.append(Said(text.rindex("\\", 0, start), end + 1, said.text))
+            claims.append(Said(text.rindex("\\", 0, start), end + 1, said.letter))
     for found in itertools.chain(_SAID_ON_ITS_LINE.finditer(text), _PRAISED.finditer(text)):
-        said = _letter(found[1].rstrip(), False, letters)
+        said = _letter(text, *found.span(1), letters)
         if said:
-            claims.append(said.moved(found.start(1)))
+            claims.append(said)
     return sorted(claims)
 
 
 def _at_the_last_line(text: str, letters: str) -> list[Said]:
     line = last_line(text)
-    begin = text.rindex(line)
-    alone = re.fullmatch(r"\W*([A-Z])[^\w?]*", line, re.IGNORECASE) or _AT_THE_END.search(line)
-    option = _OPTION.fullmatch(text.strip())
-    if alone and alone[1].upper() in letters:
-        return [Said(begin + alone.start(1), begin + alone.end(1), alone[1].upper())]
-    if option is None or option[1] not in letters or is_doubtful(text):
+    said = _ALONE.fullmatch(line) or _AT_THE_END.search(line)
+    if said is None and line == text.strip() and not is_doubtful(line):
+        said = _OPTION.fullmatch(line)
+    if said is None or said[1].upper() not in letters:
         return []
-    return [Said(0, len(text), option[1])]
+    begin = text.rindex(line)
+    return [Said(begin + said.start(), begin + said.end(), said[1].upper())]
 
 
 def last_line(text: str) -> str:
@@ -524,16 +521,15 @@ def without_markup(text: str) -> str:
     return _MARKUP.sub("", _LATEX_SPACE.sub(" ", text))
 
 
-def _letter(said: str, is_box: bool, letters: str) -> Said | None:
+def _letter(text: str, start: int, end: int, letters: str) -> Said | None:
     """Return the letter of a statement; "" if it names several letters, None if it names no letter."""
-    found = _LETTER.match(said)
+    found = _LETTER.match(text, start, end)
     if found is None or found[1].upper() not in letters:
         return None
-    rest = said[found.end() :]
-    if _SECOND.match(rest) or rest.startswith("?"):
+    if _SECOND.match(text, found.end(), end):
         return Said(found.start(1), found.end(), "")
     # "A lone pair" in a box is an option's text; so are "a lone pair" and "I think" in a sentence, not "B because".
-    is_word = is_box or found[1] in "aiI"
-    if is_word and not found[2] and not re.match(r"\s*(?:[.:),;!?\]]|$)", rest):
+    is_word = text.startswith("}", end) or found[1] in "aiI"
+    if is_word and not found[2] and not _ENDS.match(text, found.end(), end):
         return None
     return Said(found.start(1), found.end(), found[1].upper())
