@@ -48,7 +48,8 @@ class Owner:
         return _start_of(self.pid) not in (None, self.started)
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
+        one_line = " ".join(self.host.split())  # a host that was edited by hand may have several
+        return f"process {self.pid} on {one_line}"
 
 
 NOBODY = Owner("", 0, None)  # of a released run: anyone may claim it at once

@@ -324,11 +324,22 @@ class KeptScores:
 
 
 def kept_scores(store: PosteriorStore, run: RunRecord) -> KeptScores:
-    """Return what the kept rollouts tell of the scores of a run."""
+    """Return what the kept rollouts tell of the scores of a run.
+
+    Raises:
+        StoreError: a score is no number.
+    """
     query = """SELECT count(DISTINCT score) AS different, min(score) AS lowest, max(score) AS highest
                FROM dbb_rollout WHERE run_id = :run"""
     [row] = store.query(query, run=run.run_id)
+    refuse_other_scores(store, run, row.highest)
     return KeptScores(row.different, (row.lowest, row.highest) if row.different else ())
+
+
+def refuse_other_scores(store: PosteriorStore, run: RunRecord, highest: Any) -> None:
+    """Raise StoreError if the highest of a run's scores is no number."""
+    if isinstance(highest, (str, bytes)):  # SQLite sorts them behind all numbers
+        check_rows(store.database, run, "dbb_rollout")
 
 
 # The number of right rollouts of a group; a sum of decimals has rounding errors.

@@ -1,6 +1,7 @@
 """Rows that somebody edited by hand: one error line for the run that is asked for, and no harm to the others."""
 
 import contextlib
+import re
 import shutil
 import sqlite3
 
@@ -18,6 +19,7 @@ from openrlhf_dbb.storage import (
     read_probes,
 )
 from openrlhf_dbb.storage.owner import NOBODY, Owner
+from openrlhf_dbb.watch import queries
 from openrlhf_dbb.watch.api import Api, NoSuchAnswer
 
 ANSWERS = ("series", "about", "rollouts/latest")
@@ -313,3 +315,25 @@ def test_a_last_step_out_of_range_harms_no_other_run(store, fill, step):
     assert [run.numbers.get("error") for run in api.runs if run.name == "other"] == [None]
     with refused_in_one_line():
         api.ask("runs/1/series")
+
+
+@pytest.mark.parametrize("ask", [read.kept_scores, queries.has_unit_scores])
+def test_a_score_that_is_no_number_is_named_where_only_the_range_is_asked_for(edited, ask):
+    path = edited("UPDATE dbb_rollout SET score = 'x' WHERE sample = 0")
+    with open_store(str(path), create=False) as store:
+        named = "score of a row in dbb_rollout of run 'edited', .* is 'x'; it must be a number"
+        with pytest.raises(StoreError, match=named):
+            ask(store, store.find_run("edited"))
+
+
+@pytest.mark.parametrize(
+    ("sql", "printed"),
+    [
+        ("UPDATE dbb_history SET prev_beta = NULL", r"known before: +alpha [\d.]+, beta NULL"),
+        ("UPDATE dbb_history SET variance = -1", "deviation: +none: .* variance -1 is negative"),
+    ],
+)
+def test_an_edited_group_is_explained_with_what_is_stored(edited, capsys, sql, printed):
+    path = edited(sql)
+    assert main(["explain", "edited", "2", "1", "--store.url", f"sqlite:///{path}"]) == 0
+    assert re.search(printed, capsys.readouterr().out)

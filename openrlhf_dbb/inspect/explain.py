@@ -128,12 +128,17 @@ def _group_facts(run: RunRecord, group: Row) -> list[tuple[str, str]]:
         ("known after", _parameters(group["alpha"], group["beta"])),
     ]
     if run.method != IMPORTED:  # no advantage was made of an imported run's
-        variance = group["variance"]
         facts += [
             ("mean p", f"{group['mean']:.6g}"),
-            ("deviation", f"{variance**0.5:.6g}, the root of the variance {variance:.6g}"),
+            ("deviation", _deviation(group["variance"])),
         ]
     return facts
+
+
+def _deviation(variance: float) -> str:
+    if variance < 0:  # edited by hand
+        return f"none: the stored variance {variance:.6g} is negative"
+    return f"{variance**0.5:.6g}, the root of the variance {variance:.6g}"
 
 
 def _before(group: Row) -> str:
@@ -145,9 +150,13 @@ def _before(group: Row) -> str:
 
 
 def _parameters(alpha: float | None, beta: float | None) -> str:
-    if alpha is None:
+    if alpha is None and beta is None:
         return "its state, with --json"
-    return f"alpha {alpha:.6g}, beta {beta:.6g}"
+    return f"alpha {_number(alpha)}, beta {_number(beta)}"
+
+
+def _number(value: float | None) -> str:
+    return "NULL" if value is None else f"{value:.6g}"  # NULL beside a number was edited by hand
 
 
 def _print_rollouts(rollouts: read.Rows, form: str | None) -> None:

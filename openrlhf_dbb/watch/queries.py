@@ -13,7 +13,13 @@ import numpy as np
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.damage import check_rows
 from openrlhf_dbb.storage.engine import table
-from openrlhf_dbb.storage.read import ADVANTAGE, SUMS, columns, prompt_history
+from openrlhf_dbb.storage.read import (
+    ADVANTAGE,
+    SUMS,
+    columns,
+    prompt_history,
+    refuse_other_scores,
+)
 from openrlhf_dbb.storage.records import Floats, Integers
 from openrlhf_dbb.storage.schema import MEAN, VARIANCE
 
@@ -179,6 +185,9 @@ def has_unit_scores(store: PosteriorStore, run: RunRecord) -> bool:
     """Return whether all scores of a run lie in [0, 1], as far as the store tells.
 
     Only then a sum of 0 means that nothing was solved: of scores -1 and 1 it means that half was.
+
+    Raises:
+        StoreError: a score is no number.
     """
     outside = "successes < 0 OR successes > rollouts"
     if run.estimator == "point":  # its means and variances are those of the groups themselves
@@ -186,6 +195,7 @@ def has_unit_scores(store: PosteriorStore, run: RunRecord) -> bool:
     if store.query(_OUTSIDE.format(condition=outside), run=run.run_id):
         return False
     [kept] = store.query(_SOME_SCORES, run=run.run_id)
+    refuse_other_scores(store, run, kept.high)
     if kept.low is not None:
         return bool(kept.low >= 0 and kept.high <= 1)
     # Without kept rollouts: the other memories take only scores in [0, 1].
