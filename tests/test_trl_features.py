@@ -1,11 +1,22 @@
 """What TRL's trainer has as every host has it: the rows of the table in docs/hosts.md that no other test shows."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import test_trl
-from test_trl import ROLLOUTS, GRPOTrainer, Reward, arguments, prompts, remember, trainer
+from datasets import Dataset
+from test_trl import (
+    ROLLOUTS,
+    TEMPLATE,
+    GRPOTrainer,
+    Reward,
+    arguments,
+    prompts,
+    remember,
+    trainer,
+)
 from trainings import check_questions, in_ones_own_loop, rows
 
 from openrlhf_dbb import estimators
@@ -179,3 +190,29 @@ def test_remember_probes_nothing(model, tmp_path):
     made = GRPOTrainer(model, [Reward()], arguments(tmp_path), prompts())
     with pytest.raises(ValueError, match=r"probe_fraction = 0\.5 changes a training"):
         remember(made, run_name="run", probe_fraction=0.5)
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+@pytest.mark.parametrize(("opened", "is_paid"), [("", True), ("<think>", False)])
+def test_a_thought_that_the_template_opens_and_nobody_ends_earns_nothing(
+    model, tmp_path, is_remembered, opened, is_paid
+):
+    """An untrained model writes one character. A digit is its own label here."""
+    scores = []
+
+    def digit(prompts, completions, log_extra, **_):
+        labels = [(re.findall(r"\d", said[0]["content"]) or ["x"])[0] for said in completions]
+        scores.extend(math_answer(prompts, completions, labels, log_extra))
+        return scores
+
+    chats = [[{"role": "user", "content": f"{number}+{number}="}] for number in range(4)]
+    data = Dataset.from_dict({"prompt": chats})
+    changed = {"max_steps": 1, "max_completion_length": 1}
+    if is_remembered:
+        made = GRPOTrainer(model, [digit], arguments(tmp_path, **changed), data)
+        remember(made, store=f"sqlite:///{tmp_path}/openrlhf_dbb.db", run_name="run")
+    else:
+        made = trainer(model, tmp_path, digit, data=data, **changed)
+    made.processing_class.chat_template = TEMPLATE.replace("}={%", f"}}={opened}{{%")
+    made.train()
+    assert (1.0 in scores) == is_paid

@@ -460,6 +460,8 @@ def test_our_verifiers_return_to_verl_a_score_and_what_they_read():
         "acc": 1.0,
         "read": "7",
     }
+    cut = for_verl.math_answer("x", "so it is 7", "7", opened="<think>")
+    assert (cut["score"], cut["read"]) == (0.0, "no answer: the thought does not end")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.hosts import TRL, TRL_NAMES
+from openrlhf_dbb.rewards.for_trl import prompts_end_with
 from openrlhf_dbb.secrets import own_log
 
 shared.check_release("trl")
@@ -74,7 +75,10 @@ class _Hooks(GRPOTrainer):
         return metrics
 
     def _calculate_rewards(self, *args: Any, **options: Any) -> torch.Tensor:
-        rewards: torch.Tensor = super()._calculate_rewards(*args, **options)
+        prompts = args[1] if len(args) > 1 else options.get("prompts")
+        self._dbb.attempt("reading the chat template", self._dbb.read_template, prompts)
+        with prompts_end_with(self._dbb.template_end):
+            rewards: torch.Tensor = super()._calculate_rewards(*args, **options)
         completions = args[2] if len(args) > 2 else options.get("completions")
         ids = args[3] if len(args) > 3 else options.get("completion_ids_list")
         self._dbb.scored = (rewards, ids, completions)

@@ -104,6 +104,7 @@ class Memory:
         lengths_B: tokens of each completion of the last batch to train on, on this process.
         scored: what TRL has just scored: rewards (R, F), and this process's B responses, as ids and
             as texts or messages.
+        template_end: what the chat template adds behind the prompts, as "<think>"; "" for prompts of text.
         reads: (B,) what the verifier read of these, where a reward function has logged it; else empty.
         probed: the prompts that are probed, each with a row of the data set.
         is_spent: the limit of rollouts allows no further batch.
@@ -155,6 +156,7 @@ class Memory:
         self._logged: tuple[int, dict[str, float]] = (0, {})
         self._opened: shared.Steps | None = None
         self.scored: tuple[torch.Tensor, Any, Any] | None = None
+        self.template_end = ""
         self.reads: list[Any] = []
         self.probed: dict[Key, int] = {}
         self.samples: dict[Key, list[tuple[float, int, bool]]] = {}
@@ -170,6 +172,25 @@ class Memory:
     def attempt(self, what: str, work: Callable[..., Any], *given: Any) -> None:
         """Do ``work``, which ``what`` names, with what is given; on all processes together."""
         work(*given)
+
+    def read_template(self, prompts: Any) -> None:
+        """Note what the chat template, applied as TRL does, adds behind the prompts of a batch."""
+        self.template_end = ""
+        if not prompts or isinstance(prompts[0], str):
+            return
+        rendered = []
+        for is_added in (False, True):
+            text = self.trainer.processing_class.apply_chat_template(
+                prompts[0],
+                tools=self.trainer.tools or None,
+                chat_template=self.trainer.chat_template,
+                add_generation_prompt=is_added,
+                tokenize=False,
+                **self.trainer.chat_template_kwargs,
+            )
+            rendered.append(text)
+        without, with_it = rendered
+        self.template_end = with_it.removeprefix(without)
 
     def read_prompts(self) -> None:
         """Note text and label of every row, and which are probed; refuse what would go wrong unnoticed."""

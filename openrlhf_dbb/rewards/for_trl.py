@@ -5,12 +5,29 @@ They log what they read of each completion as TRL's extra column "read", which t
     PosteriorGRPOTrainer(model, math_answer, ..., label_column="label")
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from openrlhf_dbb.core.texts import prompt_text, response_text
 from openrlhf_dbb.rewards import math_answer as mathematics
 from openrlhf_dbb.rewards import reasoning_gym as tasks
+
+_template_end: ContextVar[str] = ContextVar("_template_end", default="")
+
+
+@contextmanager
+def prompts_end_with(template_end: str) -> Iterator[None]:
+    """Tell the verifiers what the chat template adds behind prompts of messages, which TRL does not pass on.
+
+    A template may open a thought there, with "<think>". An unfinished thought earns 0.
+    """
+    token = _template_end.set(template_end)
+    try:
+        yield
+    finally:
+        _template_end.reset(token)
 
 
 def math_answer(
@@ -46,7 +63,10 @@ def _scored(
     labels: Sequence[str],
     log_extra: Callable[[str, list[str]], None] | None,
 ) -> list[float | None]:
-    questions = [prompt_text(prompt) for prompt in prompts]
+    questions = []
+    for prompt in prompts:
+        template_end = "" if isinstance(prompt, str) else _template_end.get()
+        questions.append(prompt_text(prompt) + template_end)
     responses = [response_text(completion) for completion in completions]
     queries = [question + response for question, response in zip(questions, responses, strict=True)]
     result = reward_func(queries, questions, labels)

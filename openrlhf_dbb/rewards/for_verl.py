@@ -17,16 +17,19 @@ def math_answer(
     solution_str: str,
     ground_truth: str,
     extra_info: Mapping[str, Any] | None = None,
+    opened: str = "",
     **_: Any,
 ) -> dict[str, Any]:
     """Return ``score`` and ``acc``, 1.0, 0.0 or NaN where nobody could verify, and ``read``, "" where nothing is told.
 
     ``extra_info["question"]``, if it is there, is the question, which repeated is no answer.
+    ``opened`` is the thought that the chat template opens, as "<think>": verl passes responses alone. Give it as
+    ``reward.custom_reward_function.reward_kwargs.opened``. An unfinished thought earns 0.
 
     Raises:
         ValueError: the label cannot be read.
     """
-    return _scored(mathematics.reward_func, solution_str, ground_truth, extra_info)
+    return _scored(mathematics.reward_func, solution_str, ground_truth, extra_info, opened)
 
 
 def reasoning_gym(
@@ -34,10 +37,11 @@ def reasoning_gym(
     solution_str: str,
     ground_truth: str,
     extra_info: Mapping[str, Any] | None = None,
+    opened: str = "",
     **_: Any,
 ) -> dict[str, Any]:
     """Return the same as :func:`math_answer`, for labels of :func:`openrlhf_dbb.tasks.problems`."""
-    return _scored(tasks.reward_func, solution_str, ground_truth, extra_info)
+    return _scored(tasks.reward_func, solution_str, ground_truth, extra_info, opened)
 
 
 def _scored(
@@ -45,8 +49,9 @@ def _scored(
     response: str,
     label: str,
     extra_info: Mapping[str, Any] | None,
+    opened: str,
 ) -> dict[str, Any]:
-    question = str((extra_info or {}).get("question") or "")
+    question = str((extra_info or {}).get("question") or "") + opened
     result = reward_func([question + response], [question], [label])
     [score] = result["scores"]
     [read] = result.get("read") or [None]
