@@ -1,5 +1,6 @@
 """The command import: columns, steps and advantages of other trainers' logs, and what is refused."""
 
+import gzip
 import json
 import re
 
@@ -271,6 +272,19 @@ def test_a_file_counts_once(imported, tmp_path):
     # Steps of names may hold the same.
     bare = [written(tmp_path / "steps" / f"{step}.jsonl", [row(None, "p", 1)]) for step in (1, 2)]
     assert imported(*bare)[0] == 0 and imported.steps() == [1, 2]
+
+
+def test_a_file_and_its_packed_copy_count_once(imported, tmp_path):
+    file = written(tmp_path / "a.jsonl", [row(1, "p", 1), row(1, "p", 0)])
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(file.read_bytes(), mtime=1))
+    again = tmp_path / "b.jsonl.gz"
+    again.write_bytes(gzip.compress(file.read_bytes(), mtime=2))
+    for first, second in ((file, packed), (packed, again)):
+        code, error = imported(first, second)
+        assert code == 2
+        assert f"{second} is a copy of {first} and would count twice; name one of them" in error
+    assert imported.store.runs() == []
 
 
 # ---- rewards
