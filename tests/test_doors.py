@@ -302,6 +302,17 @@ def test_a_prompt_with_two_labels_is_refused_and_blanks_make_no_other_label(door
     assert len(door(table(tmp_path, ["a", "b", "a", "b"], ["1", "2", " 1", "2"]))) == 3
 
 
+@pytest.mark.parametrize("door", ["train", "import", "TRL"], indirect=True)
+def test_the_rows_of_two_labels_are_counted_among_all_rows(door, tmp_path):
+    prompts = ["a", "a", "a", "a", "b", "c", "d", "e"]
+    labels = ["12", "99", "12", "98", "1", "2", "3", "4"]
+    with pytest.raises(
+        Refused,
+        match=r"2 of 8 rows cannot be used: .*row 2: .*'99', .*row 1 has '12'; .*row 4: .*'98'",
+    ):
+        door(table(tmp_path, prompts, labels))
+
+
 def test_equal_pairs_are_one_prompt_of_an_own_loop_too(tmp_path):
     with Posteriors.create(
         f"{tmp_path}/a.db", "own", ["a", "b", "a"], ["1", "2", "1"]
