@@ -36,13 +36,15 @@ except StoreError as error:
 WARM_START = """
 import os, sys, tempfile
 from openrlhf_dbb import Posteriors
+def begin(**more):
+    with tempfile.TemporaryDirectory() as folder:
+        with Posteriors.create(f"{folder}/new.db", "new", ["a"], ["1"], estimator="dbb", **more) as new:
+            return new.warm_start
+begin()  # loads what another user may not
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
-with tempfile.TemporaryDirectory() as folder:
-    with Posteriors.create(f"{folder}/new.db", "new", ["a"], ["1"], estimator="dbb",
-                           warm_start="old", warm_start_store=sys.argv[1]) as new:
-        print("matched", new.warm_start.matched)
+print("matched", begin(warm_start="old", warm_start_store=sys.argv[1]).matched)
 """
 
 
