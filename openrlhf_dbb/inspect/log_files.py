@@ -9,9 +9,18 @@ from pathlib import Path
 from openrlhf_dbb.data.files import FILES, kind_of, unpacked
 from openrlhf_dbb.errors import UsageError
 
-_NUMBER = re.compile(r"([^\W\d_]*)[\W_]*([0-9]+)")  # with the word in front of it
+# With the word in front of it, what is between them, and a letter behind it. 2.5 is one number.
+_NUMBER = re.compile(r"([^\W\d_]*)([\W_]*)([0-9]+(?:\.[0-9]+)*)(?=([^\W\d_]?))")
+_SHARD = re.compile(r"[0-9]+-of-[0-9]+")  # in names of the hub, train-00000-of-00002
+# To these a step may be glued; other words hold numbers of their own, such as gsm8k and aime24.
+_STEPS = ("step", "steps", "iter", "iteration", "iterations", "epoch", "epochs")
 # Processes write files side by side: their numbers are no steps.
 _PROCESSES = (
+    "actor",
+    "replica",
+    "seed",
+    "device",
+    "of",  # part_0_of_2
     "rank",
     "worker",
     "shard",
@@ -111,7 +120,13 @@ def steps_of_names(files: Sequence[Path]) -> dict[Path, int]:
 
 
 def _numbers(name: str) -> list[Number]:
-    return [(word.lower(), int(digits)) for word, digits in _NUMBER.findall(name)]
+    """Return the numbers of a name that may be its step."""
+    numbers = []
+    for word, between, digits, behind in _NUMBER.findall(_SHARD.sub("", name)):
+        is_glued = behind or (word and not between and word.lower() not in _STEPS)
+        if not is_glued and digits.isdigit():
+            numbers.append((word.lower(), int(digits)))
+    return numbers
 
 
 def _column_of_step(numbers: Sequence[Sequence[Number]]) -> Sequence[Number] | None:
