@@ -291,7 +291,7 @@ def test_text_parts_of_a_message_are_its_text(door, tmp_path, request):
         assert door(file) == {("1 + 1", "2"), ("1 +", "1")}
 
 
-@pytest.mark.parametrize("door", ["train", "import", "TRL"], indirect=True)
+@pytest.mark.parametrize("door", ["train", "evaluate", "import", "TRL"], indirect=True)
 def test_a_prompt_with_two_labels_is_refused_and_blanks_make_no_other_label(door, tmp_path):
     file = table(tmp_path, ["a", "b", "a", "a"], ["1", "2", " 1", "3"])
     with pytest.raises(
@@ -302,7 +302,7 @@ def test_a_prompt_with_two_labels_is_refused_and_blanks_make_no_other_label(door
     assert len(door(table(tmp_path, ["a", "b", "a", "b"], ["1", "2", " 1", "2"]))) == 3
 
 
-@pytest.mark.parametrize("door", ["train", "import", "TRL"], indirect=True)
+@pytest.mark.parametrize("door", ["train", "evaluate", "import", "TRL"], indirect=True)
 def test_the_rows_of_two_labels_are_counted_among_all_rows(door, tmp_path):
     prompts = ["a", "a", "a", "a", "b", "c", "d", "e"]
     labels = ["12", "99", "12", "98", "1", "2", "3", "4"]
@@ -480,6 +480,15 @@ def test_missing_times_are_no_label():
 def test_an_infinite_label_is_refused_by_train(label):
     assert "infinit" in label_fault(label)
     assert label_fault("Infinity") is None  # as it is written
+
+
+def test_an_infinite_label_of_a_file_is_refused_by_evaluate(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt": "a", "label": 7}\n{"prompt": "b", "label": Infinity}\n')
+    with pytest.raises(
+        Refused, match=r"row 2 cannot be used: its label is infinite, .*; write it as text"
+    ):
+        by_evaluate(file)
 
 
 @pytest.mark.parametrize("content", ["", " \n"])
