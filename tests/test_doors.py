@@ -216,6 +216,10 @@ def test_bytes_that_are_no_text_are_refused(door, tmp_path):
         (Refused, ValueError), match=r"label is the bytes b'\\xff', which are not UTF-8"
     ):
         door(table(tmp_path, ["a", "b"], [b"12", b"\xff"]))
+    with pytest.raises(
+        (Refused, ValueError), match=r"prompt is the bytes b'\\xff', which are not UTF-8"
+    ):
+        door(table(tmp_path, [b"a", b"\xff"], ["12", "13"]))
 
 
 @every_door

@@ -20,7 +20,14 @@ from typing import Any, BinaryIO
 
 from openrlhf_dbb import tasks, upstream
 from openrlhf_dbb.core.prompt_columns import decoded, pass_rate, value_at
-from openrlhf_dbb.core.texts import content_text, in_type, is_missing, label_text, unusable
+from openrlhf_dbb.core.texts import (
+    content_text,
+    in_type,
+    is_missing,
+    label_text,
+    prompt_text,
+    unusable,
+)
 from openrlhf_dbb.errors import UsageError
 
 RATE = "known pass rate"  # columns that are added to the training data
@@ -266,6 +273,11 @@ def _prompt_fault(prompt: Any, kind: type | None) -> str | None:
     """Return why a prompt cannot be used; ``kind``: all are texts, or all are messages."""
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         return "no prompt"
+    if isinstance(prompt, (bytes, bytearray)):
+        try:
+            prompt = prompt_text(prompt)
+        except ValueError as error:
+            return str(error)
     if not isinstance(prompt, (str, list)) or not isinstance(prompt, kind or object):
         found = type(prompt).__name__
         return f"its prompt is a {found}; all have to be texts, or all lists of messages"
