@@ -216,6 +216,10 @@ def test_bytes_that_are_no_text_are_refused(door, tmp_path):
         (Refused, ValueError), match=r"label is the bytes b'\\xff', which are not UTF-8"
     ):
         door(table(tmp_path, ["a", "b"], [b"12", b"\xff"]))
+    with pytest.raises(
+        (Refused, ValueError), match=r"prompt is the bytes b'\\xff', which are not UTF-8"
+    ):
+        door(table(tmp_path, [b"a", b"\xff"], ["12", "13"]))
 
 
 @every_door
@@ -291,7 +295,7 @@ def test_text_parts_of_a_message_are_its_text(door, tmp_path, request):
         assert door(file) == {("1 + 1", "2"), ("1 +", "1")}
 
 
-@pytest.mark.parametrize("door", ["train", "import", "TRL"], indirect=True)
+@pytest.mark.parametrize("door", ["train", "evaluate", "import", "TRL"], indirect=True)
 def test_a_prompt_with_two_labels_is_refused_and_blanks_make_no_other_label(door, tmp_path):
     file = table(tmp_path, ["a", "b", "a", "a"], ["1", "2", " 1", "3"])
     with pytest.raises(
@@ -300,6 +304,17 @@ def test_a_prompt_with_two_labels_is_refused_and_blanks_make_no_other_label(door
     ):
         door(file)
     assert len(door(table(tmp_path, ["a", "b", "a", "b"], ["1", "2", " 1", "2"]))) == 3
+
+
+@pytest.mark.parametrize("door", ["train", "evaluate", "import", "TRL"], indirect=True)
+def test_the_rows_of_two_labels_are_counted_among_all_rows(door, tmp_path):
+    prompts = ["a", "a", "a", "a", "b", "c", "d", "e"]
+    labels = ["12", "99", "12", "98", "1", "2", "3", "4"]
+    with pytest.raises(
+        Refused,
+        match=r"2 of 8 rows cannot be used: .*row 2: .*'99', .*row 1 has '12'; .*row 4: .*'98'",
+    ):
+        door(table(tmp_path, prompts, labels))
 
 
 def test_equal_pairs_are_one_prompt_of_an_own_loop_too(tmp_path):
@@ -469,6 +484,15 @@ def test_missing_times_are_no_label():
 def test_an_infinite_label_is_refused_by_train(label):
     assert "infinit" in label_fault(label)
     assert label_fault("Infinity") is None  # as it is written
+
+
+def test_an_infinite_label_of_a_file_is_refused_by_evaluate(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt": "a", "label": 7}\n{"prompt": "b", "label": Infinity}\n')
+    with pytest.raises(
+        Refused, match=r"row 2 cannot be used: its label is infinite, .*; write it as text"
+    ):
+        by_evaluate(file)
 
 
 @pytest.mark.parametrize("content", ["", " \n"])

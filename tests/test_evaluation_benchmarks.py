@@ -247,9 +247,9 @@ ROWS = {
         ("x=nothing.jsonl", "benchmark x: nothing.jsonl cannot be read: .*No such file"),
         ("mine.toml", "mine.toml: .*unexpected keyword argument 'anwser'"),
         ("x=column.jsonl", "benchmark x: 'label' is not a column of .*; it has input, gold"),
-        ("x=none.jsonl", "benchmark x: row '1' has no label"),
-        ("x=empty.jsonl", r"benchmark x: row '0' \(1 such rows\): the label is empty"),
-        ("x=unreadable.jsonl", r"benchmark x: row '1' \(1 such rows\): "),
+        ("x=none.jsonl", "benchmark x: row 2 has no label"),
+        ("x=empty.jsonl", r"benchmark x: row 1 cannot be used: no label"),
+        ("x=unreadable.jsonl", r"benchmark x: row 2 \(1 such rows\): "),
     ],
 )
 def test_what_cannot_be_asked_is_refused(tmp_path, monkeypatch, text, message):

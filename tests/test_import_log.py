@@ -1,5 +1,6 @@
 """The command import: columns, steps and advantages of other trainers' logs, and what is refused."""
 
+import gzip
 import json
 import re
 
@@ -223,6 +224,11 @@ NAMES = {
     "every tenth, with another start": (["completions_00010", "completions_00020"], [10, 20]),
     "one file": (["completions_00005"], [5]),
     "one file of a model": (["qwen2.5_step_5"], [5]),
+    "glued to the word": (["step5", "step6"], [5, 6]),
+    "the number alone": (["000123", "000124"], [123, 124]),
+    "a benchmark's name": (["gsm8k_12", "gsm8k_13"], [12, 13]),
+    "shards of one step": (["step_4-00000-of-00002", "step_4-00001-of-00002"], [4]),
+    "actors of one step": (["actor0_step_4", "actor1_step_4"], [4]),
 }
 
 
@@ -241,7 +247,9 @@ def test_the_step_is_the_number_of_the_names_that_tells_it(imported, tmp_path, n
 @pytest.mark.parametrize(
     "files",
     [["a_1_2", "a_2_3"], ["epoch1_step1", "epoch2_step1"], ["rank_0", "rank_1"], ["a", "b"], ["a/step_1", "b/step_1"],
-     ["rollouts"], ["qwen2.5"]],
+     ["rollouts"], ["qwen2.5"], ["train-00000-of-00002", "train-00001-of-00002"], ["part_0_of_2"], ["gsm8k"],
+     ["aime24", "aime25"], ["actor0", "actor1"], ["actor_0", "actor_1"], ["replica_0", "replica_1"],
+     ["seed_1", "seed_2"], ["qwen-7b"]],
 )  # fmt: skip
 def test_names_that_do_not_tell_the_step_are_refused(imported, tmp_path, files):
     logs = [
@@ -271,6 +279,19 @@ def test_a_file_counts_once(imported, tmp_path):
     # Steps of names may hold the same.
     bare = [written(tmp_path / "steps" / f"{step}.jsonl", [row(None, "p", 1)]) for step in (1, 2)]
     assert imported(*bare)[0] == 0 and imported.steps() == [1, 2]
+
+
+def test_a_file_and_its_packed_copy_count_once(imported, tmp_path):
+    file = written(tmp_path / "a.jsonl", [row(1, "p", 1), row(1, "p", 0)])
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(file.read_bytes(), mtime=1))
+    again = tmp_path / "b.jsonl.gz"
+    again.write_bytes(gzip.compress(file.read_bytes(), mtime=2))
+    for first, second in ((file, packed), (packed, again)):
+        code, error = imported(first, second)
+        assert code == 2
+        assert f"{second} is a copy of {first} and would count twice; name one of them" in error
+    assert imported.store.runs() == []
 
 
 # ---- rewards

@@ -11,7 +11,7 @@ from trainings import EACH, check_questions, in_ones_own_loop
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.filling import Answer
 from openrlhf_dbb.core.loop import Loop
-from openrlhf_dbb.core.recorded import Record, RecordedRollout
+from openrlhf_dbb.core.recorded import DATA_SET, Record, RecordedRollout
 from openrlhf_dbb.core.replay import Replay, TokenRollout
 from openrlhf_dbb.core.strategies.greso import GresoSampler
 from openrlhf_dbb.errors import RunError
@@ -40,17 +40,26 @@ def opened(tmp_path):
     """Function: a loop over a new run, or over the run of this name again."""
     left = []
 
-    def make(name, *, resume=False, estimator="dbb", generate=generate, **options):
+    def make(
+        name,
+        *,
+        resume=False,
+        estimator="dbb",
+        generate=generate,
+        texts=TEXTS,
+        labels=LABELS,
+        **options,
+    ):
         url = f"sqlite:///{tmp_path}/{name}.db"
         if resume:
-            posteriors = Posteriors.resume(url, name, TEXTS, LABELS)
+            posteriors = Posteriors.resume(url, name, texts, labels)
         else:
-            posteriors = Posteriors.create(url, name, TEXTS, LABELS, estimator=estimator)
+            posteriors = Posteriors.create(url, name, texts, labels, estimator=estimator)
         left.append(posteriors)
         return Loop(
             posteriors,
-            TEXTS,
-            LABELS,
+            texts,
+            labels,
             generate,
             **{"groups": 2, "rollouts": 4, "seed": 1, **options},
         )
@@ -228,6 +237,46 @@ def test_a_folder_of_another_run_is_refused(opened, tmp_path):
         opened("two").load(tmp_path / "step1")
     with pytest.raises(ValueError, match="was not saved by a loop"):
         loop.load(tmp_path / "nothing")
+
+
+@pytest.fixture
+def saved_after_a_step(opened, tmp_path):
+    """A folder that the loop "one" saved after its first step."""
+    loop = opened("one")
+    loop.step()
+    loop.save(tmp_path / "step1")
+    loop.posteriors.close()
+    return tmp_path / "step1"
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels"),
+    [
+        (TEXTS[::-1], LABELS[::-1]),
+        (TEXTS, [*LABELS[:-1], "7"]),
+        ([*TEXTS, "g"], [*LABELS, "7"]),
+    ],
+    ids=["another order", "another label", "another row"],
+)
+def test_a_folder_of_other_data_is_refused(opened, saved_after_a_step, texts, labels):
+    loop = opened("one", resume=True, texts=texts, labels=labels)
+    with pytest.raises(ValueError) as refused:
+        loop.load(saved_after_a_step)
+    assert str(refused.value) == (
+        f"{saved_after_a_step} was saved with other prompts and labels, or with these in another "
+        "order; give the data that the run was begun with, or begin another run with "
+        "warm_start='one'"
+    )
+
+
+def test_a_folder_of_an_earlier_release_that_tells_no_data_is_loaded(opened, saved_after_a_step):
+    file = saved_after_a_step / "posteriors.json"
+    saved = json.loads(file.read_text())
+    del saved[DATA_SET]
+    file.write_text(json.dumps(saved))
+    loop = opened("one", resume=True)
+    loop.load(saved_after_a_step)
+    assert loop.step().number == 2
 
 
 # ---- what every host has

@@ -104,6 +104,26 @@ def test_a_warm_start_begins_with_another_runs_posteriors(url, new_url, kind, el
         assert new.observe(1, *group(0, [1, 1])).mean == pytest.approx([3.125 / 3.25] * 2)
 
 
+def test_a_mistyped_store_of_a_warm_start_is_named_and_not_created(tmp_path):
+    missing = tmp_path / "nothere.db"
+    options = {"warm_start": "old", "warm_start_store": f"sqlite:///{missing}"}
+    with pytest.raises(StoreError, match=f"there is no store at {missing}; check the path"):
+        Posteriors.create(f"{tmp_path}/new.db", "new", *DATA, **options)
+    assert not missing.exists()
+
+
+def test_a_warm_start_of_the_same_file_may_be_given_by_its_url(tmp_path):
+    url = f"sqlite:///{tmp_path}/runs.db"
+    with Posteriors.create(url, "old", *DATA, **HALF) as old:
+        old.observe(1, *group(0, [1, 1, 1, 1]))
+        old.finish()
+    (tmp_path / "link.db").symlink_to(tmp_path / "runs.db")
+    for name in ("runs", "link"):
+        options = {"warm_start": "old", "warm_start_store": f"{tmp_path}/{name}.db"}
+        with Posteriors.create(url, f"from-{name}", *DATA, **HALF, **options) as new:
+            assert new.warm_start.matched == 1
+
+
 def test_spo_begins_as_its_public_code_with_a_warm_start(new_url):
     url = new_url("sqlite")
     prior = {"discount": 1.0, "prior_alpha": 0.5, "prior_beta": 0.5}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from openrlhf_dbb import Posteriors
 from openrlhf_dbb.storage import StoreError, open_store
 
 # Run as a user whom permission bits bind, unlike root.
@@ -30,6 +31,20 @@ try:
                          dataset="", dataset_digest="", reward="", config={})
 except StoreError as error:
     print("refused", error)
+"""
+
+WARM_START = """
+import os, sys, tempfile
+from openrlhf_dbb import Posteriors
+def begin(**more):
+    with tempfile.TemporaryDirectory() as folder:
+        with Posteriors.create(f"{folder}/new.db", "new", ["a"], ["1"], estimator="dbb", **more) as new:
+            return new.warm_start
+begin()  # loads what another user may not
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+print("matched", begin(warm_start="old", warm_start_store=sys.argv[1]).matched)
 """
 
 
@@ -73,6 +88,18 @@ def test_a_training_on_a_read_only_store_is_refused_in_one_line(closed):
     closed.parent.chmod(0o555)
     (refused,) = read(closed, create=True)
     assert "is read-only here; make the file and its folder writable" in refused
+
+
+def test_a_run_begins_with_the_posteriors_of_a_store_that_it_may_not_write(closed):
+    with Posteriors.create(str(closed), "old", ["a"], ["1"], estimator="dbb") as old:
+        old.observe(1, ["a", "a"], ["1", "1"], [1, 0])
+        old.finish()
+    closed.chmod(0o444)
+    closed.parent.chmod(0o555)
+    command = [sys.executable, "-c", WARM_START, str(closed)]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("matched 1\n", "")
+    assert os.listdir(closed.parent) == ["a.db"]
 
 
 def test_a_read_only_store_is_read_while_another_user_writes_it(closed, fill):

@@ -360,7 +360,7 @@ def test_a_prompt_with_two_labels_is_remembered_once_a_label(model, tmp_path, wa
     data = Dataset.from_dict({"prompt": TEXTS[:2] * 2, "answer": ["0", "2", "0", "9"]})
     made = remembered(trainer(model, tmp_path, data=data), tmp_path)
     [said] = warnings()
-    assert "row 3" in said and "'9'" in said and "'2'" in said
+    assert "row 4" in said and "'9'" in said and "'2'" in said
     assert len(made.posteriors.prompt_ids) == 3
 
 

@@ -161,8 +161,9 @@ class Loop(Generic[RolloutT]):
         self._seed = seed
         self._replays = None if replay is None else replay.memory(form)
         facts = with_sources(chosen, RunFacts(groups, rollouts, seed), posteriors.sources)
+        self._data = dataset_digest(prompts, labels)
         same = {
-            DATA_SET: dataset_digest(prompts, labels),
+            DATA_SET: self._data,
             "groups": groups,
             "rollouts": rollouts,
         }
@@ -312,6 +313,7 @@ class Loop(Generic[RolloutT]):
         saved = {
             "run": self.posteriors.run.record.uuid,
             "step": self.posteriors.step,
+            DATA_SET: self._data,
             "filler": self._filler.state(),
         }
         (folder / SAVED).write_text(
@@ -322,7 +324,7 @@ class Loop(Generic[RolloutT]):
         """Go back to a checkpoint: later steps are undone, bit for bit, and the same prompts follow.
 
         Raises:
-            ValueError: :meth:`save` has not written the folder, or for another run.
+            ValueError: :meth:`save` has not written the folder, or for another run or other data.
         """
         folder = Path(folder)
         record = self.posteriors.run.record
@@ -330,6 +332,7 @@ class Loop(Generic[RolloutT]):
             saved = exact_json.loads((folder / SAVED).read_text(encoding="utf-8"))
             run = saved["run"]
             step = int(saved["step"])
+            data = saved.get(DATA_SET, self._data)  # earlier releases saved none
             state = saved["filler"]
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(
@@ -338,6 +341,12 @@ class Loop(Generic[RolloutT]):
         if run != record.uuid:
             raise ValueError(
                 f"{folder} belongs to run {run}, not to {record.name!r}; resume that run"
+            )
+        if data != self._data:
+            raise ValueError(
+                f"{folder} was saved with other prompts and labels, or with these in another order; "
+                "give the data that the run was begun with, or begin another run with "
+                f"warm_start={record.name!r}"
             )
         self._filler.load(state)  # may refuse it; nothing is undone then
         self.posteriors.roll_back(step)

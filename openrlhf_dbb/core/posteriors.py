@@ -30,6 +30,7 @@ from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportE
 from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage import decode
+from openrlhf_dbb.storage.address import parse_url
 from openrlhf_dbb.storage.read import unverified_visits
 from openrlhf_dbb.storage.records import UNVERIFIED
 
@@ -167,7 +168,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         built = as_estimator(estimator, parameters)
         with ExitStack() as others, ExitStack() as undo:
             opened = _opened(store, undo)
-            source = opened if warm_start_store is None else _opened(warm_start_store, others)
+            source = _source(warm_start_store, opened, others)
             source_run = None if warm_start is None else source.find_run(warm_start)
             run = opened.create_run(
                 _free_name(opened, run_name) if if_exists == "new" else run_name,
@@ -600,6 +601,30 @@ def _opened(
     if isinstance(store, storage.PosteriorStore):
         return store
     return closing.enter_context(storage.open_store(store, create=create))
+
+
+def _source(
+    store: storage.PosteriorStore | str | None,
+    own: storage.PosteriorStore,
+    closing: ExitStack,
+) -> storage.PosteriorStore:
+    """Return the open store of a warm start, from which a run only reads.
+
+    Args:
+        store: of the warm start; None: the run's own.
+        own: the run's store.
+        closing: closes a store that this function opened.
+
+    Raises:
+        storage.StoreError: there is no such store, or it cannot be read.
+    """
+    if store is None:
+        return own
+    if isinstance(store, storage.PosteriorStore):
+        return store
+    if parse_url(store).location == own.location:
+        return own
+    return closing.enter_context(storage.open_store(store, create=False, read_only=True))
 
 
 def _columns(prompts: Iterable[str], labels: Iterable[str]) -> tuple[list[str], list[str]]:

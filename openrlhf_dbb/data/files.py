@@ -10,17 +10,24 @@ import lzma
 import math
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 from openrlhf_dbb import tasks, upstream
 from openrlhf_dbb.core.prompt_columns import decoded, pass_rate, value_at
-from openrlhf_dbb.core.texts import content_text, in_type, is_missing, label_text, unusable
+from openrlhf_dbb.core.texts import (
+    content_text,
+    in_type,
+    is_missing,
+    label_text,
+    prompt_text,
+    unusable,
+)
 from openrlhf_dbb.errors import UsageError
 
 RATE = "known pass rate"  # columns that are added to the training data
@@ -28,7 +35,11 @@ SOURCE = "source of the prompt"
 TEXT_FILES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv")
 FILES = (*TEXT_FILES, ".parquet")  # suffixes of the files that records() reads
 _OTHERS = (".py", ".arrow")  # suffixes of the files that OpenRLHF reads
-_UNPACK = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ": lzma.decompress}
+_OPENERS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
 _PACKED = {b"(\xb5/\xfd": "zstd", b"PK\x03\x04": "zip"}
 _PACKINGS = (".gz", ".bz2", ".xz")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -262,6 +273,11 @@ def _prompt_fault(prompt: Any, kind: type | None) -> str | None:
     """Return why a prompt cannot be used; ``kind``: all are texts, or all are messages."""
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         return "no prompt"
+    if isinstance(prompt, (bytes, bytearray)):
+        try:
+            prompt = prompt_text(prompt)
+        except ValueError as error:
+            return str(error)
     if not isinstance(prompt, (str, list)) or not isinstance(prompt, kind or object):
         found = type(prompt).__name__
         return f"its prompt is a {found}; all have to be texts, or all lists of messages"
@@ -371,13 +387,25 @@ def _rows(path: Path, most: int | None) -> dict[str, Any]:
     return _json_rows(text, most)
 
 
+def unpacked(path: Path) -> BinaryIO:
+    """Open a file for reading what is packed in it by gzip, bzip2 or xz; another file as it is.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    with path.open("rb") as file:
+        content = file.read(max(map(len, _OPENERS)))
+    for start, opener in _OPENERS.items():
+        if content.startswith(start):
+            opened: BinaryIO = opener(path, "rb")
+            return opened
+    return path.open("rb")
+
+
 def _text(path: Path) -> str:
     """Return the text of a file in UTF-8, perhaps packed by gzip, bzip2 or xz; ValueError for another one."""
-    content = path.read_bytes()
-    for start, unpack in _UNPACK.items():
-        if content.startswith(start):
-            content = unpack(content)
-            break
+    with unpacked(path) as file:
+        content = file.read()
     for start, name in _PACKED.items():
         if content.startswith(start):
             raise ValueError(f"it is packed by {name}; unpack it, or pack it by gzip, bzip2 or xz")

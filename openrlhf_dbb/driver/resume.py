@@ -63,7 +63,8 @@ def find(settings: Settings) -> storage.RunRecord | None:
         return None
     args = settings.args
     if args.warm_start is not None:
-        with storage.open_store(args.warm_start_url or args.store.url, create=False) as source:
+        url = args.warm_start_url or args.store.url
+        with storage.open_store(url, create=False, read_only=True) as source:
             source.find_run(args.warm_start)
     database = parse_url(args.store.url).path
     if args.resume is not None and database and not Path(database).exists():

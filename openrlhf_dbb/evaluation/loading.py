@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import tasks
-from openrlhf_dbb.core.texts import label_text, prompt_text
+from openrlhf_dbb.core.texts import contradictions, label_text, prompt_text, unusable
 from openrlhf_dbb.data.files import label_fault, listed_names, records
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
@@ -69,7 +69,8 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> BenchmarkPrompts:
     """Load a benchmark; with a limit its first rows, taken evenly from the configurations.
 
     Raises:
-        UsageError: the data cannot be read, or a row has no question or no usable label.
+        UsageError: the data cannot be read, a row has no question or no usable label, or a file
+            has a question with two labels.
     """
     pieces = _PLACEHOLDERS.split(benchmark.template)
     ids = []
@@ -80,7 +81,7 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> BenchmarkPrompts:
             options, label = _options_and_label(benchmark, row_id, row)
             question = _text(benchmark, row, benchmark.question)
         except ValueError as error:
-            raise _error(benchmark, f"row {row_id!r} {error}") from error
+            raise _error(benchmark, f"{_row_name(benchmark, row_id)} {error}") from error
         parts = {"{question}": question, "{options}": options, "{form}": form}
         ids.append(row_id)
         # Piece by piece: a question may itself contain "{options}".
@@ -89,6 +90,11 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> BenchmarkPrompts:
         labels.append(label if is_verbatim else label.strip())
     if not ids:
         raise _error(benchmark, "the data set has no rows")
+    if benchmark.file:  # those of the hub are as they are
+        places = [_row_name(benchmark, row_id) for row_id in ids]
+        bad_rows = contradictions(texts, labels, places)
+        if bad_rows:
+            raise _error(benchmark, unusable(bad_rows, len(ids)))
     return BenchmarkPrompts(benchmark, ids, texts, labels, _notes_on_labels(benchmark, ids, labels))
 
 
@@ -103,7 +109,8 @@ def _notes_on_labels(benchmark: Benchmark, ids: list[str], labels: list[str]) ->
         return []
     if benchmark.verifier != "math_or_text" or not all(labels):
         first, reason = bad[0]
-        raise _error(benchmark, f"row {first!r} ({len(bad)} such rows): {reason}")
+        place = _row_name(benchmark, first)
+        raise _error(benchmark, f"{place} ({len(bad)} such rows): {reason}")
     compared = f"{len(bad)} of {len(ids)} labels are compared as text"
     named = ", ".join(row_id for row_id, _ in bad)
     return [f"{compared}, as no answer can be read like them: rows {named}"]
@@ -235,8 +242,9 @@ def _options_and_label(benchmark: Benchmark, row_id: str, row: Row) -> tuple[str
     if label is None:
         raise ValueError(f"has no label (column {benchmark.answer!r})")
     if not benchmark.options:
-        if isinstance(label, (bool, dict)):
-            raise ValueError(label_fault(label))
+        fault = label_fault(label)
+        if fault and (benchmark.file or isinstance(label, (bool, dict))):
+            raise ValueError(f"cannot be used: {fault}")
         return "", label_text(label)
     options = row.get(benchmark.options) or []
     if str(label) not in ALPHABET[: len(options)]:
@@ -264,6 +272,13 @@ def _text(benchmark: Benchmark, row: Row, column: str) -> str:
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"has no text in column {column!r}: {text!r}")
     return text if benchmark.file else text.strip()
+
+
+def _row_name(benchmark: Benchmark, row_id: str) -> str:
+    """Return a row's name for messages; rows of a file without ids are counted from 1 there."""
+    if benchmark.file and not benchmark.id and row_id.isdigit():
+        return f"row {int(row_id) + 1}"
+    return f"row {row_id!r}"
 
 
 def _error(benchmark: Benchmark, problem: str) -> UsageError:

@@ -6,12 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from openrlhf_dbb.data.files import FILES, kind_of
+from openrlhf_dbb.data.files import FILES, kind_of, unpacked
 from openrlhf_dbb.errors import UsageError
 
-_NUMBER = re.compile(r"([^\W\d_]*)[\W_]*([0-9]+)")  # with the word in front of it
+# With the word in front of it, what is between them, and a letter behind it. 2.5 is one number.
+_NUMBER = re.compile(r"([^\W\d_]*)([\W_]*)([0-9]+(?:\.[0-9]+)*)(?=([^\W\d_]?))")
+_SHARD = re.compile(r"[0-9]+-of-[0-9]+")  # in names of the hub, train-00000-of-00002
+# To these a step may be glued; other words hold numbers of their own, such as gsm8k and aime24.
+_STEPS = ("step", "steps", "iter", "iteration", "iterations", "epoch", "epochs")
 # Processes write files side by side: their numbers are no steps.
 _PROCESSES = (
+    "actor",
+    "replica",
+    "seed",
+    "device",
+    "of",  # part_0_of_2
     "rank",
     "worker",
     "shard",
@@ -21,6 +30,8 @@ _PROCESSES = (
     "node",
     "host",
 )
+
+_CHUNK = 2**20  # bytes
 
 Number = tuple[str, int]
 """A number in a file's name, behind the word in front of it."""
@@ -61,13 +72,29 @@ def _is_log(file: Path) -> bool:
 
 
 def refuse_copies(files: Sequence[Path], step_of_name: Mapping[Path, int]) -> None:
-    """Raise UsageError if two files of the same step hold the same."""
+    """Refuse copies among the files of a step, packed or not; empty files may be equal.
+
+    Raises:
+        UsageError: two files hold the same.
+    """
+    nothing = hashlib.blake2b().digest()
     seen: dict[tuple[bytes, int | None], Path] = {}
     for file in files:
-        digest = hashlib.blake2b(file.read_bytes()).digest()
+        digest = _digest(file)
+        if digest == nothing:
+            continue
         first = seen.setdefault((digest, step_of_name.get(file)), file)
-        if first != file and file.stat().st_size:
+        if first != file:
             raise UsageError(f"{file} is a copy of {first} and would count twice; name one of them")
+
+
+def _digest(path: Path) -> bytes:
+    """Return a hash of what a file holds, unpacked."""
+    content = hashlib.blake2b()
+    with unpacked(path) as file:
+        while chunk := file.read(_CHUNK):
+            content.update(chunk)
+    return content.digest()
 
 
 def steps_of_names(files: Sequence[Path]) -> dict[Path, int]:
@@ -93,7 +120,13 @@ def steps_of_names(files: Sequence[Path]) -> dict[Path, int]:
 
 
 def _numbers(name: str) -> list[Number]:
-    return [(word.lower(), int(digits)) for word, digits in _NUMBER.findall(name)]
+    """Return the numbers of a name that may be its step."""
+    numbers = []
+    for word, between, digits, behind in _NUMBER.findall(_SHARD.sub("", name)):
+        is_glued = behind or (word and not between and word.lower() not in _STEPS)
+        if not is_glued and digits.isdigit():
+            numbers.append((word.lower(), int(digits)))
+    return numbers
 
 
 def _column_of_step(numbers: Sequence[Sequence[Number]]) -> Sequence[Number] | None:

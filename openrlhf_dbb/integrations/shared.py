@@ -25,7 +25,7 @@ from openrlhf_dbb.core.probing import Probing
 from openrlhf_dbb.core.replay import ReplayMemory
 from openrlhf_dbb.core.step import Scored, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, RunFacts, with_sources
-from openrlhf_dbb.core.texts import contradictions
+from openrlhf_dbb.core.texts import contradictions, refuse_contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
@@ -254,10 +254,13 @@ class Steps:
         self._new_replays = new_replays
         self._thin = settings.thin
         self._state_name = f"the state of strategy {strategy.name!r}"
-        prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if passive and not many_labels:
             many_labels = True
-            _warn_of_two_labels(prompts, labels)
+            _warn_of_two_labels(keys)
+        if not resume and not many_labels:
+            # Here, as messages count all rows, and below are the distinct ones.
+            refuse_contradictions(*_columns(keys))
+        prompts, labels = _columns(dict.fromkeys(keys))
         known = settings.known_of(rows, keys)
         sources = None if known.sources is None else dict(enumerate(known.sources))
         sampler = strategy.sampler(with_sources(strategy, facts, sources))
@@ -515,8 +518,14 @@ class _DrawsFile:
         return state
 
 
-def _warn_of_two_labels(prompts: Sequence[str], labels: Sequence[str]) -> None:
-    bad = contradictions(prompts, labels)
+def _columns(keys: Iterable[Key]) -> tuple[list[str], list[str]]:
+    """Return the texts and the labels of rows."""
+    rows = list(keys)
+    return [prompt for prompt, _ in rows], [label for _, label in rows]
+
+
+def _warn_of_two_labels(keys: Sequence[Key]) -> None:
+    bad = contradictions(*_columns(keys))
     if bad:
         place, reason = next(iter(bad.items()))
         _log.warning("a prompt with two labels has two posteriors; %s: %s", place, reason)
