@@ -194,6 +194,10 @@ BAD = [
     ),
     ((1, ["who?"], ["2"], [1]), "prompt 'who[?]' with label '2' is not in the data set"),
     ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as memory 'dbb' needs"),
+    (
+        (1, *group(0, [0.9999999999999999])),
+        r"score 0.9999999999999999 of prompt '1\+1=' is not 0 or 1, .*give the verifier's verdict, 0 or 1",
+    ),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "row 1 of prompts is None, which is not a str"),
     ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
@@ -216,7 +220,10 @@ BAD = [
         (*PAIR, {"extras": StepExtras(inclusion=[0, 1])}),
         r"row 1 of inclusion is 0; give numbers in \(0, 1\]",
     ),
-    ((*PAIR, {"extras": StepExtras(inclusion=[1, 1.5])}), "row 2 of inclusion is 1.5"),
+    (
+        (*PAIR, {"extras": StepExtras(inclusion=[1, 1.0000000000000002])}),
+        r"row 2 of inclusion is 1.0000000000000002; give numbers in \(0, 1\]",
+    ),
     (
         (*PAIR, {"extras": StepExtras(policy_versions=[0, 1])}),
         r"row 2 of policy_versions is 1; give numbers in \[0, 0\]",
