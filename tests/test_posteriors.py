@@ -1,5 +1,6 @@
 """The public Posteriors on both databases, without a training framework: text and known rates in, advantages out."""
 
+import json
 import math
 import signal
 import subprocess
@@ -183,6 +184,21 @@ def test_no_secret_is_stored(new_url):
         "label_key": "answer",
     }
     assert record.config == hidden
+
+
+def test_no_secret_of_a_checkpoints_tag_or_of_a_metrics_name_is_stored(new_url):
+    url = new_url("sqlite")
+    with Posteriors.create(url, "demo", *DATA) as posteriors:
+        posteriors.observe(*PAIR)
+        posteriors.record_metrics(1, {"loss of s3://key:hunTer2Zq9@bucket/a": 0.5, "loss/a": 1.0})
+        posteriors.checkpoint(1, "s3://key:hunTer2Zq9@bucket/step1")
+        posteriors.checkpoint(1, "global_step1")
+        run = posteriors.run.record
+    with open_store(url) as store:
+        tags = store.checkpoints(run)
+        [row] = store.query("SELECT metrics FROM dbb_step WHERE run_id = :run", run=run.run_id)
+    assert tags == [(1, "global_step1"), (1, "s3://***@bucket/step1")]
+    assert json.loads(row.metrics) == {"loss of s3://***@bucket/a": 0.5, "loss/a": 1.0}
 
 
 PAIR = 1, *group(0, [1, 0])
