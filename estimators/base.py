@@ -66,6 +66,16 @@ class Estimate:
         return cls(mean, mean * failure)
 
 
+def exact(value: float) -> str:
+    """Return a number as text with all its digits, so that no other number reads as it does.
+
+    Example:
+        >>> exact(1.0), exact(0.5), exact(0.7 + 0.2 + 0.1)
+        ('1', '0.5', '0.9999999999999999')
+    """
+    return repr(float(value)).removesuffix(".0")
+
+
 class RewardSupportError(ValueError):
     """A reward is outside the values that an estimator accepts.
 
@@ -83,7 +93,8 @@ class RewardSupportError(ValueError):
         self.allowed = allowed
 
     def __str__(self) -> str:
-        return f"rewards[{self.row}, {self.column}] = {self.value:.10g} is not {self.allowed}"
+        value = exact(self.value)
+        return f"rewards[{self.row}, {self.column}] = {value} is not {self.allowed}"
 
 
 def too_few_rollouts(estimator: "RewardEstimator", training: "Training") -> Refusal:

@@ -39,6 +39,11 @@ _STORES = ("store.url", "warm_start_url")
 _LINK = re.compile(r"(:/+)((?:(?!,[\w+.-]+:/)\S)+)")
 _QUERY = re.compile(r"([?#]).+")
 _CUT_LOGIN = re.compile(r"[^/:\[]+:(?=\w)(?!\d+(?!\w))[^/]+$")  # user:password without @host
+# token without @host, behind the one slash that a path leaves
+_CUT_TOKEN = re.compile(r"(?!localhost\b)[^/:\[.@?#]+\W*$")
+_REMOTE = re.compile(r"\b(https?|hf|s3|gs|gcs|ftp)$")
+# What stands before @ and is told from a word: a message repeats it where it cuts the URL.
+_REPEATED = re.compile(r"(?=\D*\d)[^/?#@]{6,}$")
 _LOGIN = re.compile(r"""(?<![^\s"'(=,])[\w.+%~/-]+:(?!/)\S*@(?=[\w\[])""")  # user:password@host
 _PATH = re.compile(r"(?<!\S)([^\s?/]*/[^\s?]*\?)(\S*=\S*)")  # /path?name=value
 _BEARER = re.compile(r"""\b(bearer[ \t]+)([^\s"']\S*)""", re.IGNORECASE)
@@ -93,8 +98,9 @@ def is_secret(name: str) -> bool:
 def without_passwords(text: str) -> str:
     """Return the text with its secrets masked.
 
-    Of a URL, with two slashes or with the one that a path leaves: what is before the last ``@``, or
-    all of it where a message was cut before that, and behind ``?`` or ``#``. Behind a name that
+    Of a URL, with two slashes or with the one that a path leaves: what is before the last ``@``,
+    here and where the text repeats it, or all of it where a message was cut before that, and behind
+    ``?`` or ``#``. Behind a name that
     :func:`is_secret`, in the entry of such a ``name``, and of "the password is": the word, what is
     quoted, or the rest of the line if it is a list, a header or a passphrase. A word that hides one
     of these by percent-encoding, and a token of a known form: all of it.
@@ -105,6 +111,7 @@ def without_passwords(text: str) -> str:
         >>> without_passwords("--hub_token hf_1 --input_key a {'X-API-Key': 'b', 'pad_token': '</s>'}")
         "--hub_token *** --input_key a {'X-API-Key': '***', 'pad_token': '</s>'}"
     """
+    repeated = _repeated_logins(text)
     text = _LINK.sub(_without_login_and_query, text)
     text = _LOGIN.sub(f"{MASK}@", text)
     text = _PATH.sub(_first_and_mask, text)
@@ -113,6 +120,8 @@ def without_passwords(text: str) -> str:
     text = _BASIC.sub(_without_basic, text)
     text = _SAID.sub(_first_and_mask, text)
     text = _KNOWN.sub(MASK, text)
+    for login in repeated:
+        text = text.replace(login, MASK)
     return _ENCODED.sub(_unless_it_hides, text) if "%" in text else text
 
 
@@ -125,11 +134,25 @@ def _first_and_mask(found: re.Match[str]) -> str:
     return found[1] + _mask(found[2])
 
 
+def _repeated_logins(text: str) -> list[str]:
+    """Return the tokens and passwords of the URLs of a text that it may repeat, the longest first."""
+    logins = set()
+    for link in _LINK.finditer(text):
+        user = link[2].rpartition("@")[0]
+        for login in (user, user.partition(":")[2]):
+            if _REPEATED.match(login):
+                logins.add(login)
+    return sorted(logins, key=len, reverse=True)
+
+
 def _without_login_and_query(link: re.Match[str]) -> str:
     user, at, place = link[2].rpartition("@")  # a password may hold an @
     if _QUERY.search(user):  # or a ?, or the query holds the @
         return link[1] + _mask(link[2])
     if not at and len(link[1]) < len(":///") and _CUT_LOGIN.match(place):
+        return link[1] + _mask(place)
+    is_path = link[1] == ":/" and _REMOTE.search(link.string[: link.start()][-9:])
+    if not at and is_path and _CUT_TOKEN.match(place):
         return link[1] + _mask(place)
     login = MASK + at if user else ""
     return link[1] + login + _QUERY.sub(lambda query: query[1] + _mask(query[0]), place)

@@ -352,7 +352,13 @@ def test_a_model_without_an_end_token_is_warned_about(dry_run, own, tmp_path):
 
 @pytest.mark.parametrize("flag", ["--data.prompt_dataset", "--eval.dataset", "--data.leave_out"])
 @pytest.mark.parametrize(
-    "url", ["https://u:hunter2@127.0.0.1:1/x.jsonl", "hf://datasets/a/b?token=hunter2"]
+    "url",
+    [
+        "https://u:hunter2@127.0.0.1:1/x.jsonl",
+        "hf://datasets/a/b?token=hunter2",
+        "https://hunter2Zq9@127.0.0.1:1/a/b",
+        "hf://hunter2Zq9@datasets/a/b",
+    ],
 )
 def test_a_data_set_whose_name_holds_a_secret_is_refused_in_one_masked_line(
     dry_run, own, flag, url

@@ -23,6 +23,10 @@ def test_dbb_takes_partial_credit_only_when_told():
     assert (state["alpha"][0], state["beta"][0]) == (2.0, 1.0)
     with pytest.raises(estimators.RewardSupportError, match=r"= -0.5 is not in \[0, 1\]"):
         dbb.observe(state, [[1.0, -0.5]])
+    # A sum of decimals is told from 1: 0.7 + 0.2 + 0.1.
+    sum_of_parts = 0.9999999999999999
+    with pytest.raises(estimators.RewardSupportError, match=r"= 0.9999999999999999 is not 0 or 1"):
+        build("dbb").observe(build("dbb").initial_state(1), [[0.0, sum_of_parts]])
 
 
 @pytest.mark.parametrize(

@@ -283,6 +283,20 @@ def test_scores_of_minus_1_and_1_are_not_replayed_though_their_sums_could_be_suc
     assert "scores of run 'signs' go from -1 to 1; only rewards 0 and 1" in capsys.readouterr().err
 
 
+def test_a_score_that_is_nearly_1_is_told_from_1(store, tmp_path, capsys, fill):
+    url = f"sqlite:///{tmp_path}/runs.db"
+    texts = StepExtras(responses=Responses(["a", "b"]))
+    with Posteriors.create(url, "float", ["p"], ["1"], estimator="gaussian") as posteriors:
+        posteriors.observe(1, ["p"] * 2, ["1"] * 2, [0, 0.9999999999999999], extras=texts)
+    assert main(["lab", "replay", "--store.url", url]) == 2
+    scores = "scores of run 'float' go from 0 to 0.9999999999999999; only rewards 0 and 1"
+    assert f"{scores} can be replayed; choose another run" in capsys.readouterr().err
+    ids = fill.prompts(store, 1)
+    fill.step(fill.run(store, "sum"), 1, ids, [0.9999999999999999], usage=None)
+    assert main(["lab", "replay", "--store.url", store.url, "sum"]) == 2
+    assert ": 0.9999999999999999 successes of 4 rollouts; only" in capsys.readouterr().err
+
+
 def test_the_replay_of_a_run_gives_what_it_stored_and_forecasts_read_the_prompts_texts(tmp_path):
     """Two passes. Prompts with ? succeed, those with ! fail: the last first visits are expected to do the same."""
     url = f"sqlite:///{tmp_path}/runs.db"

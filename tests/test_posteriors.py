@@ -1,5 +1,6 @@
 """The public Posteriors on both databases, without a training framework: text and known rates in, advantages out."""
 
+import json
 import math
 import signal
 import subprocess
@@ -205,6 +206,21 @@ def test_no_secret_is_stored(new_url):
     assert record.config == hidden
 
 
+def test_no_secret_of_a_checkpoints_tag_or_of_a_metrics_name_is_stored(new_url):
+    url = new_url("sqlite")
+    with Posteriors.create(url, "demo", *DATA) as posteriors:
+        posteriors.observe(*PAIR)
+        posteriors.record_metrics(1, {"loss of s3://key:hunTer2Zq9@bucket/a": 0.5, "loss/a": 1.0})
+        posteriors.checkpoint(1, "s3://key:hunTer2Zq9@bucket/step1")
+        posteriors.checkpoint(1, "global_step1")
+        run = posteriors.run.record
+    with open_store(url) as store:
+        tags = store.checkpoints(run)
+        [row] = store.query("SELECT metrics FROM dbb_step WHERE run_id = :run", run=run.run_id)
+    assert tags == [(1, "global_step1"), (1, "s3://***@bucket/step1")]
+    assert json.loads(row.metrics) == {"loss of s3://***@bucket/a": 0.5, "loss/a": 1.0}
+
+
 PAIR = 1, *group(0, [1, 0])
 BAD = [
     ((2, *group(0, [1])), "step 2 of run 'demo' is not the next one, 1"),
@@ -214,6 +230,10 @@ BAD = [
     ),
     ((1, ["who?"], ["2"], [1]), "prompt 'who[?]' with label '2' is not in the data set"),
     ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as memory 'dbb' needs"),
+    (
+        (1, *group(0, [0.9999999999999999])),
+        r"score 0.9999999999999999 of prompt '1\+1=' is not 0 or 1, .*give the verifier's verdict, 0 or 1",
+    ),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "row 1 of prompts is None, which is not a str"),
     ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
@@ -236,7 +256,10 @@ BAD = [
         (*PAIR, {"extras": StepExtras(inclusion=[0, 1])}),
         r"row 1 of inclusion is 0; give numbers in \(0, 1\]",
     ),
-    ((*PAIR, {"extras": StepExtras(inclusion=[1, 1.5])}), "row 2 of inclusion is 1.5"),
+    (
+        (*PAIR, {"extras": StepExtras(inclusion=[1, 1.0000000000000002])}),
+        r"row 2 of inclusion is 1.0000000000000002; give numbers in \(0, 1\]",
+    ),
     (
         (*PAIR, {"extras": StepExtras(policy_versions=[0, 1])}),
         r"row 2 of policy_versions is 1; give numbers in \[0, 0\]",

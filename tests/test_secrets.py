@@ -183,6 +183,21 @@ def test_no_value_beside_its_name_stays_in_a_text(name, secret, data):
             "http://h:80/a:b, http://[::1]:80, sqlite:///a:b.db",
             "http://h:80/a:b, http://[::1]:80, sqlite:///a:b.db",
         ),
+        ("no file at /tmp/https:/hunTer2Zq9.", "no file at /tmp/https:/***."),
+        ("no file at '/tmp/hf:/hunTer2Zq9'", "no file at '/tmp/hf:/***'"),
+        # The cut token stands nowhere behind a slash, or behind two
+        (
+            "s3://hunTer2Zq9@bucket/a: no file s3://hunTer2Zq9, of hunTer2Zq9",
+            "s3://***@bucket/a: no file s3://***, of ***",
+        ),
+        (
+            "http://ann:hunTer2Zq9@h: hunTer2Zq9 of ann is wrong",
+            "http://***@h: *** of ann is wrong",
+        ),
+        # Words before @, and hosts, are no tokens
+        ("postgresql://postgres@h/postgres", "postgresql://***@h/postgres"),
+        ("/tmp/https:/localhost, hf:/datasets/a", "/tmp/https:/localhost, hf:/datasets/a"),
+        ("host:/data path:/tmp s3:/bucket/a", "host:/data path:/tmp s3:/bucket/a"),
         ("the password is hunter2.", "the password is ***."),
         ("Password for ann was 'hunter 2', ask her", "Password for ann was '***', ask her"),
         ("the API key is hunter2", "the API key is ***"),

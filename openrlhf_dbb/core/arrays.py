@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.core.texts import is_missing
+from openrlhf_dbb.estimators.base import exact
 
 Floats = NDArray[np.float64]
 Positions = NDArray[np.int64]
@@ -166,4 +167,4 @@ def _refuse_rows(name: str, values_R: Floats, wrong_R: NDArray[np.bool_], allowe
     """Raise ValueError that names the first wrong row, its value and what is allowed."""
     if wrong_R.any():
         row = int(wrong_R.argmax())
-        raise ValueError(f"row {row + 1} of {name} is {values_R[row]:.10g}; give {allowed}")
+        raise ValueError(f"row {row + 1} of {name} is {exact(values_R[row])}; give {allowed}")

@@ -4,6 +4,7 @@ import numpy as np
 
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators import RewardEstimator, RewardSupportError
+from openrlhf_dbb.estimators.base import exact
 
 
 class MemorySupportError(RunError, ValueError):
@@ -29,6 +30,6 @@ def refusal(
         flags = "--estimator point --point.memory gaussian"
         cure = f'estimator="point", parameters={{"memory": "gaussian"}} ({flags})'
     return MemorySupportError(
-        f"score {error.value:.10g} of {source} is not {error.allowed}, as {kind} {belief.name!r} "
+        f"score {exact(error.value)} of {source} is not {error.allowed}, as {kind} {belief.name!r} "
         f"needs; real rewards need {cure}; or give the verifier's verdict, 0 or 1, as the score (TRL: verifier)"
     )

@@ -28,7 +28,7 @@ from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.core.texts import as_json, refuse_contradictions
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_prior import text_features
-from openrlhf_dbb.secrets import without_secrets
+from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import decode
 from openrlhf_dbb.storage.address import parse_url
 from openrlhf_dbb.storage.read import unverified_visits
@@ -351,9 +351,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Begin to store the numbers of what the trainer logged of an observed step, by name (view ``steps``)."""
         self.settle()
-        self._writing = self._writer.submit(
-            self.run.record_metrics, whole("step", step), dict(metrics)
-        )
+        # A name may quote the address of what it measures.
+        masked = {without_passwords(str(name)): value for name, value in metrics.items()}
+        self._writing = self._writer.submit(self.run.record_metrics, whole("step", step), masked)
 
     def settle(self) -> None:
         """Wait until the last step is stored. One transaction stores all of a step."""
@@ -363,9 +363,12 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             writing.result()
 
     def checkpoint(self, step: int, tag: str) -> None:
-        """Make every step up to ``step`` durable. Call it before the model checkpoint ``tag`` counts as saved."""
+        """Make every step up to ``step`` durable. Call it before the model checkpoint ``tag`` counts as saved.
+
+        The tag is stored without passwords: it may be an address. It is shown, no checkpoint is found by it.
+        """
         self.settle()
-        self.run.record_checkpoint(whole("step", step), tag)
+        self.run.record_checkpoint(whole("step", step), without_passwords(tag))
 
     def roll_back(self, step: int) -> None:
         """Undo every step after ``step``, bit for bit, to continue from a model checkpoint of that step."""

@@ -17,7 +17,7 @@ from openrlhf_dbb.core.beginnings import rewards_of
 from openrlhf_dbb.core.groups import earlier_visits
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import Estimate, RewardEstimator, standardized
-from openrlhf_dbb.estimators.base import Floats
+from openrlhf_dbb.estimators.base import Floats, exact
 from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
 from openrlhf_dbb.lab.candidates import flags, label
 from openrlhf_dbb.storage import RunRecord, open_store
@@ -75,7 +75,7 @@ def read(store_url: str | None, ref: str | None) -> tuple[RunRecord, Visits]:
     if not set(kept.ends) <= {0, 1}:
         low, high = kept.ends
         raise UsageError(
-            f"scores of run {record.name!r} go from {low:g} to {high:g}; "
+            f"scores of run {record.name!r} go from {exact(low)} to {exact(high)}; "
             "only rewards 0 and 1 can be replayed; choose another run"
         )
     if not len(log.step):
@@ -101,7 +101,7 @@ def visits(log: StepLog, probes: ProbeLog | None = None) -> Visits:
     for at in np.flatnonzero(unreplayable(log)):
         raise UsageError(
             f"step {log.step[at]}, prompt {log.prompt_id[at]}: "
-            f"{log.successes[at]:g} successes of {log.rollouts[at]} rollouts; "
+            f"{exact(log.successes[at])} successes of {log.rollouts[at]} rollouts; "
             "only rewards 0 and 1 can "
             "be replayed, since the store keeps a group's sum; choose another run"
         )
