@@ -18,14 +18,20 @@ MASK = "***"
 # Without separators, in lower case: X-API-Key and apiKey are xapikey and apikey.
 _SECRET_END = re.compile(
     r"(api|access|secret|private|auth|account|encryption|signing|ssh|master|client|service"
-    r"|shared|storage|subscription|license|wandb|openai|anthropic)key(id)?s?$"
+    r"|shared|storage|subscription|license|wandb|openai|anthropic|app|groq|hmac|mistral)key(id)?s?$"
     r"|token$|(api|access|auth|bearer|hub|refresh|session)tokens$"
     r"|(password|passwd|passphrase|passcode|secret|credential|authorization|cookie|signature)s?$"
 )
 # With _ between the words: x_api_key.
 _SECRET_WORD = re.compile(
-    r"(^|[._])(o?auth|basicauth|bearer|connection_?string|creds?|dsn|jwt|pwd|session|session_?id)$"
-    r"|_(pass|sig)$|(^|\.)key$"
+    r"(^|[._])(o?auth|basicauth|bearer|connection_?string|creds?|dsn|jwt|pwd|session|session_?id|pw)$"
+    r"|_(pass|pw|sig)$|(^|[._])key$"
+)
+# The name of a column, a file or a metric: --data.input_key.
+_NO_SECRET_KEY = re.compile(
+    r"(^|[._])(advantage|answer|audio|cache|chosen|column|dataset|file|foreign|group|id|images?|index|input|item"
+    r"|label|lookup|messages?|metric|output|partition|primary|prompt|public|question|(pass_)?rate|reference"
+    r"|rejected|responses?|rewards?|scores?|solution|sort|source|state|step|target|task|text|videos?|weights?)_key$"
 )
 # A token of a text, or a number a token.
 _TEXTS_TOKEN = re.compile(
@@ -47,7 +53,14 @@ _REPEATED = re.compile(r"(?=\D*\d)[^/?#@]{6,}$")
 _LOGIN = re.compile(r"""(?<![^\s"'(=,])[\w.+%~/-]+:(?!/)\S*@(?=[\w\[])""")  # user:password@host
 _PATH = re.compile(r"(?<!\S)([^\s?/]*/[^\s?]*\?)(\S*=\S*)")  # /path?name=value
 _BEARER = re.compile(r"""\b(bearer[ \t]+)([^\s"']\S*)""", re.IGNORECASE)
-_KNOWN = re.compile(r"\b(hf_|sk-|gh[opsu]_|github_pat_|glpat-|AKIA)[\w-]{16,}")
+_KNOWN = re.compile(
+    r"\b(hf_|sk-|gh[opsu]_|github_pat_|glpat-|AKIA|gsk_|xox[abeprs]-|AIza)[\w-]{16,}"
+)
+_JWT = re.compile(r"\beyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]+")
+# curl -u user:password
+_CURL = re.compile(
+    r"""(\bcurl\b[^\n|;]{0,200}?[ \t](?:-u|-U|--user|--proxy-user)[ \t=]?["']?)([^\s"':]+:[^\s"']+)"""
+)
 _ENCODED = re.compile(r"\S*%[0-9A-Fa-f]{2}\S*")
 _PASSWORD = (
     r"pass(?:word|wd|phrase|code)s?|pwd|secret|credentials?|(?:api|access|secret|private)[ _-]?key"
@@ -79,7 +92,8 @@ _NEAR = 200  # characters between a name and its value
 _QUOTED = r"""(?:[bBrRuU]?(?P<quote>\\*["'])(?:\\.|[^\n])*?(?:(?P=quote)|$))+"""
 _SCHEME = r"(?i:(?:basic|bearer|token)[ \t]+)?"
 _LIST = r"[\[{(](?:[ \t]*\n(?:.*\n){0,99}?[ \t]*[\])}]|.*)"  # on one line, or ended by a line of its own
-_WORD = rf"""{_SCHEME}(?:{_QUOTED}|{_LIST}|(?:"[^"\n]*"|'[^'\n]*'|\S)+)"""
+_PARENTHESES = r"""\((?:"[^"\n]*"|'[^'\n]*'|[^()"'\n])*\)"""  # of a call
+_WORD = rf"""{_SCHEME}(?:{_QUOTED}|{_LIST}|(?:"[^"\n]*"|'[^'\n]*'|{_PARENTHESES}|\S)+)"""
 _VALUE = re.compile(_WORD, re.MULTILINE)
 _LINE = re.compile(rf"{_QUOTED}|{_LIST}|.+", re.MULTILINE)
 _BETWEEN_WORDS = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^\w.]+")
@@ -90,7 +104,7 @@ _PUNCTUATION = " \t,;:.)]}'\""
 def is_secret(name: str) -> bool:
     """Return whether the value of that name is a secret: that of ``X-API-Key``, not ``pad_token``."""
     words = _BETWEEN_WORDS.sub("_", name.strip("-")).lower().rstrip("_0123456789")
-    if _TEXTS_TOKEN.search(words):
+    if _TEXTS_TOKEN.search(words) or _NO_SECRET_KEY.search(words):
         return False
     return bool(_SECRET_WORD.search(words) or _SECRET_END.search(words.replace("_", "")))
 
@@ -119,7 +133,9 @@ def without_passwords(text: str) -> str:
     text = _BEARER.sub(_first_and_mask, text)
     text = _BASIC.sub(_without_basic, text)
     text = _SAID.sub(_first_and_mask, text)
+    text = _CURL.sub(_first_and_mask, text)
     text = _KNOWN.sub(MASK, text)
+    text = _JWT.sub(MASK, text)
     for login in repeated:
         text = text.replace(login, MASK)
     return _ENCODED.sub(_unless_it_hides, text) if "%" in text else text
@@ -225,12 +241,19 @@ def without_secrets(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         value = _without_named_value(value)
         return {
-            without_passwords(str(key)): without_secrets(entry, str(key))
+            without_passwords(str(key)): _without_entry(str(key), entry)
             for key, entry in value.items()
         }
     if isinstance(value, (list, tuple)):
         return list(map(without_secrets, value, _names(value)))
     return without_passwords(str(value))
+
+
+def _without_entry(name: str, value: Any) -> Any:
+    """Return the value of an entry with its secrets masked; a number named ``pass`` is a rate."""
+    if name.lower() == "pass" and isinstance(value, str) and value:
+        return MASK
+    return without_secrets(value, name)
 
 
 def _names(values: Sequence[Any]) -> Iterator[str]:

@@ -22,10 +22,12 @@ WORDS = [
     "X API Key", "api key", "AUTH TOKEN", "token", "bearer", "Cookie", "session", "session id", "passphrase", "dsn",
     "aws secret access key", "password", "ssl password", "auth", "basic auth", "client secret", "Authorization",
     "OPENAI API KEY", "hub token", "credentials", "db pass", "private key", "access tokens", "password 2",
+    "pw", "app key", "hmac key", "GROQ KEY", "mistral key",
 ]  # fmt: skip
 HARMLESS = [
     "input_key", "label_key", "best_metric_key", "data.pass_rate_key", "max_tokens", "max_new_tokens", "pad_token",
     "eos_token", "eos_token_id", "bos_token", "log_probs_per_token", "tokenizer", "tokens", "monkey", "author",
+    "group_key", "data.output_key", "prompt_key", "step_key", "reward_key", "image_key", "advantage_key",
     "authors", "passage", "keyboard", "keys", "num_key_value_heads", "authority", "compass", "sessions_seen", "turkey",
 ]  # fmt: skip
 
@@ -198,6 +200,18 @@ def test_no_value_beside_its_name_stays_in_a_text(name, secret, data):
         ("postgresql://postgres@h/postgres", "postgresql://***@h/postgres"),
         ("/tmp/https:/localhost, hf:/datasets/a", "/tmp/https:/localhost, hf:/datasets/a"),
         ("host:/data path:/tmp s3:/bucket/a", "host:/data path:/tmp s3:/bucket/a"),
+        ("auth=HTTPBasicAuth('u', 'hunTer2Zq9'), lr=1", "auth=***'), lr=1"),
+        ("auth=Auth(user='u', key=\"a) hunTer2Zq9\") of u", 'auth=***") of u'),
+        ("token=hunTer2Zq9 (of ann)", "token=*** (of ann)"),
+        ("curl -u ann:hunTer2Zq9 http://h", "curl -u *** http://h"),
+        ("curl -s --user 'ann:hunTer2Zq9' http://h", "curl -s --user '***' http://h"),
+        ("curl http://h:80/a; docker -u 1:1", "curl http://h:80/a; docker -u 1:1"),
+        ("GROQ_KEY=hunTer2Zq9 HOME=/root", "GROQ_KEY=*** HOME=/root"),
+        (
+            "{'name': 'MISTRAL_KEY', 'value': 'hunTer2Zq9'}",
+            "{'name': 'MISTRAL_KEY', 'value': '***'}",
+        ),
+        ("first pass: 3 of 4, pass=0.5", "first pass: 3 of 4, pass=0.5"),
         ("the password is hunter2.", "the password is ***."),
         ("Password for ann was 'hunter 2', ask her", "Password for ann was '***', ask her"),
         ("the API key is hunter2", "the API key is ***"),
@@ -238,7 +252,13 @@ def test_a_token_of_a_known_form_is_masked_without_a_name():
         without_passwords("Invalid user token hf_" + "a" * 34 + " given")
         == "Invalid user token *** given"
     )
-    assert without_passwords("hf_dataset sk-learn") == "hf_dataset sk-learn"
+    letters = "a" * 20
+    for token in (f"gsk_{letters}", f"AIza{letters}", f"xoxb-123456-{letters}"):
+        assert without_passwords(f"given {token}, used") == "given ***, used"
+    web_token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
+    assert without_passwords(f"given {web_token}, used") == "given ***, used"
+    harmless = "hf_dataset sk-learn gsk_data AIza xoxb-data eyJ.a.b"
+    assert without_passwords(harmless) == harmless
 
 
 def test_what_a_run_says_about_tokens_stays():
@@ -266,6 +286,8 @@ NESTED = {
     "session": {"id": ["hunter2"]},
     "https://u:hunter2@h": None,
     "use_auth_token": True,
+    "pass": "hunter2",
+    "rates": {"pass": 0.5, "step_key": "step"},
     "hub_token": None,
     "password": 1234,
     "max_tokens": 24,
@@ -289,6 +311,8 @@ def test_no_secret_stays_in_nested_values(holder):
         ("session", "***"),
         ("path", "https:/***@h/x"),
         ("use_auth_token", True),
+        ("pass", "***"),
+        ("rates", {"pass": 0.5, "step_key": "step"}),
         ("hub_token", None),
         ("max_tokens", 24),
     ],
