@@ -375,6 +375,22 @@ def test_a_benchmark_whose_name_holds_a_secret_is_refused_in_one_masked_line(dry
     assert "hunter2" not in line
 
 
+def test_a_model_folder_without_a_tokenizer_is_refused_with_the_cure(dry_run, own, tmp_path):
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    line = dry_run(*own, "--actor.model_name_or_path", str(folder))[-1]  # behind "reading data"
+    assert line == (
+        f"error: --actor.model_name_or_path {folder} cannot be loaded: the folder has no tokenizer; "
+        "save the model's into it with tokenizer.save_pretrained(FOLDER)"
+    )
+    # One with a damaged tokenizer is told as transformers tells it, to the end
+    (folder / "tokenizer_config.json").write_text("{}")
+    line = dry_run(*own, "--actor.model_name_or_path", str(folder))[-1]  # behind "reading data"
+    assert "cannot be loaded: Couldn't instantiate the backend tokenizer from one of: (1) " in line
+    assert line.endswith(" to convert a slow tokenizer to a fast one.")
+
+
 def test_a_folder_that_datasets_cannot_read_says_why(dry_run, own, tmp_path):
     (tmp_path / "folder").mkdir()
     twice = pa.table([["1+1="], ["2"], ["3"]], names=["input", "label", "label"])

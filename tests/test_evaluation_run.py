@@ -344,6 +344,10 @@ def test_prompts_are_tokenized_as_they_are_and_must_fit_the_context(tiny_model):
     [
         (["--model", "./nowhere"], "--model ./nowhere cannot be loaded: "),
         (["--model", "."], "has no weights"),
+        (
+            ["--model", "bare"],
+            "bare cannot be loaded: the folder has no tokenizer; save the model's into it with tokenizer.save",
+        ),
         (["--temperature", "0"], "use --n 1 --runs 1"),
         (["--run", "first"], "there is no store at"),
     ],
@@ -354,6 +358,9 @@ def test_what_cannot_be_done_is_one_line_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
     (tmp_path / "sums.jsonl").write_text(json.dumps({"input": "1+1=", "label": "2"}))
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare/config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "bare/model.safetensors").touch()
     assert (
         main(["evaluate", "--model", "./nowhere", "--benchmarks", "sums=sums.jsonl", *flags]) == 2
     )

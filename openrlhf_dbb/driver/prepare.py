@@ -32,7 +32,7 @@ from openrlhf_dbb.driver.resume import continued, find, open_store
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
-from openrlhf_dbb.evaluation.model import Model, refuse_code
+from openrlhf_dbb.evaluation.model import Model, cannot_be_loaded, first_sentence, refuse_code
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
 from openrlhf_dbb.rewards.math_answer import boxes_needed
@@ -162,7 +162,7 @@ def read_data(settings: Settings) -> dict[str, Any]:
                 loaded[flag] = load(args, backend, flag)
         # RuntimeError: a loading script; ValueError: a name that the hub does not take
         except (DatasetsError, OSError, RuntimeError, ValueError) as error:
-            raise _cannot_be_loaded(f"--{flag} {name}", error) from error
+            raise _unreadable(f"--{flag} {name}", error) from error
     return loaded
 
 
@@ -199,7 +199,7 @@ def read_model(settings: Settings) -> tuple[Any, Any]:
         # As OpenRLHF's trainer makes it
         tokenizer = get_tokenizer(name, None, "left", None, use_fast=is_fast)
     except (OSError, ValueError) as error:
-        raise _cannot_be_loaded(f"--{MODEL_FLAG} {name}", error) from error
+        raise UsageError(cannot_be_loaded(f"--{MODEL_FLAG} {name}", name, error)) from error
     return config, tokenizer
 
 
@@ -227,13 +227,13 @@ def _has_end_token(name: str, config: Any, tokenizer: Any) -> bool:
         return False
 
 
-def _cannot_be_loaded(what: str, error: Exception) -> UsageError:
+def _unreadable(what: str, error: Exception) -> UsageError:
     from datasets.exceptions import DatasetGenerationError
 
     reason: BaseException = error
     if isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
         reason = error.__cause__  # the error itself says only that there was one
-    return UsageError(f"{what} cannot be loaded: {str(reason).strip().splitlines()[0]}")
+    return UsageError(f"{what} cannot be loaded: {first_sentence(reason)}")
 
 
 def with_template(settings: Settings, tokenizer: Any) -> Settings:

@@ -14,6 +14,8 @@ from openrlhf_dbb.saved import best_model
 LAST = "model"
 ADAPTER = "adapter_config.json"
 _BASE = "base_model_name_or_path"
+# Files of which every tokenizer that needs files has one
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
 _MAY_BRING_CODE = (
     "config.json",
     "tokenizer_config.json",
@@ -69,6 +71,36 @@ def refuse_code(flag: str, name: str) -> None:
                 )
 
 
+def cannot_be_loaded(what: str, name: str, error: BaseException) -> str:
+    """Return in one line why a model's configuration or tokenizer cannot be loaded, and a cure if one is known.
+
+    Args:
+        what: the flag, with its value.
+        name: folder, or hub id.
+    """
+    folder = Path(name).expanduser()
+    has_config = (folder / "config.json").is_file()
+    if has_config and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+        return (
+            f"{what} cannot be loaded: the folder has no tokenizer; "
+            "save the model's into it with tokenizer.save_pretrained(FOLDER)"
+        )
+    return f"{what} cannot be loaded: {first_sentence(error)}"
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return the first line of an error's text; all lines, as one, if the first announces a list.
+
+    Example:
+        >>> first_sentence(OSError("no file\\ntraceback")), first_sentence(OSError("one of:\\n(1) a"))
+        ('no file', 'one of: (1) a')
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if lines[0].rstrip().endswith(":"):
+        return " ".join(line.strip() for line in lines)
+    return lines[0]
+
+
 def _cached(model: str, file: str) -> str | None:
     """Return the path of a model's file; None if the model has no such file."""
     from transformers.utils import cached_file
@@ -120,10 +152,8 @@ def find_model(name: str, *, trusted: bool = False) -> Model:
             trust_remote_code=trusted,
         )
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UsageError(
-            f"--model {name} cannot be loaded: {reason}; name a folder, or OWNER/NAME"
-        ) from error
+        reason = cannot_be_loaded(f"--model {name}", name, error)
+        raise UsageError(f"{reason}; name a folder, or OWNER/NAME") from error
     return Model(
         name=name,
         revision=revision,
