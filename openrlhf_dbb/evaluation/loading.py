@@ -242,14 +242,19 @@ def _options_and_label(benchmark: Benchmark, row_id: str, row: Row) -> tuple[str
     if label is None:
         raise ValueError(f"has no label (column {benchmark.answer!r})")
     if not benchmark.options:
-        fault = label_fault(label)
-        if fault and (benchmark.file or isinstance(label, (bool, dict))):
-            raise ValueError(f"cannot be used: {fault}")
-        return "", label_text(label)
+        return "", _open_label(benchmark, label)
     options = row.get(benchmark.options) or []
     if str(label) not in ALPHABET[: len(options)]:
         raise ValueError(f"has {len(options)} options, but the label {label!r}")
     return _listed(options), str(label)
+
+
+def _open_label(benchmark: Benchmark, label: Any) -> str:
+    """Return the text of a label that is no option; ValueError for one that cannot be used."""
+    fault = label_fault(label)
+    if fault and (benchmark.file or isinstance(label, (bool, dict))):
+        raise ValueError(f"cannot be used: {fault}")
+    return label_text(label)
 
 
 def _shuffled(row_id: str, size: int) -> list[int]:

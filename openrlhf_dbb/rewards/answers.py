@@ -325,17 +325,24 @@ def _stated(text: str, answer: Offer, label: Value) -> list[Offer]:
     for lone in _LONE_NUMBER.finditer(text):
         if answer.end <= lone.start() or not is_said:  # before a box it is part of a calculation
             places.append(lone.end())
+    offers = []
+    for place in places[-MOST_OFFERS:]:
+        offers += _stated_at(text, place, answer, label)
+    return offers
+
+
+def _stated_at(text: str, place: int, answer: Offer, label: Value) -> list[Offer]:
+    """Return what is stated at a place: a value of the label's kind, and the answer itself as a number."""
     kind = type(inner(label))
     kinds = {Number: (Number, Items), Formula: (Number, Formula)}.get(kind, kind)
     offers = []
-    for place in places[-MOST_OFFERS:]:
-        said = _SAID.match(text, place)
-        value = read(said[1].replace("*", ""), label) if said else None
-        if said and value and isinstance(inner(value), kinds):
-            offers.append(Offer(*said.span(1), value))
-        number = SAID_NUMBER.match(text, place) if kind is Number else None
-        if number and _is_same(read(number["other"]), answer.value):
-            offers.append(Offer(*number.span("other"), answer.value))
+    said = _SAID.match(text, place)
+    value = read(said[1].replace("*", ""), label) if said else None
+    if said and value and isinstance(inner(value), kinds):
+        offers.append(Offer(*said.span(1), value))
+    number = SAID_NUMBER.match(text, place) if kind is Number else None
+    if number and _is_same(read(number["other"]), answer.value):
+        offers.append(Offer(*number.span("other"), answer.value))
     return offers
 
 
