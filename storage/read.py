@@ -327,7 +327,7 @@ def kept_scores(store: PosteriorStore, run: RunRecord) -> KeptScores:
     """Return what the kept rollouts tell of the scores of a run.
 
     Raises:
-        StoreError: a score is no number.
+        StoreError: a score is not a number.
     """
     query = """SELECT count(DISTINCT score) AS different, min(score) AS lowest, max(score) AS highest
                FROM dbb_rollout WHERE run_id = :run"""
@@ -337,7 +337,7 @@ def kept_scores(store: PosteriorStore, run: RunRecord) -> KeptScores:
 
 
 def refuse_other_scores(store: PosteriorStore, run: RunRecord, highest: Any) -> None:
-    """Raise StoreError if the highest of a run's scores is no number."""
+    """Raise StoreError if the highest of a run's scores is not a number."""
     if isinstance(highest, (str, bytes)):  # SQLite sorts them behind all numbers
         check_rows(store.database, run, "dbb_rollout")
 

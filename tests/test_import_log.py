@@ -249,7 +249,7 @@ def test_the_step_is_the_number_of_the_names_that_tells_it(imported, tmp_path, n
     [["a_1_2", "a_2_3"], ["epoch1_step1", "epoch2_step1"], ["rank_0", "rank_1"], ["a", "b"], ["a/step_1", "b/step_1"],
      ["rollouts"], ["qwen2.5"], ["train-00000-of-00002", "train-00001-of-00002"], ["part_0_of_2"], ["gsm8k"],
      ["aime24", "aime25"], ["actor0", "actor1"], ["actor_0", "actor_1"], ["replica_0", "replica_1"],
-     ["seed_1", "seed_2"], ["qwen-7b"]],
+     ["seed_1", "seed_2"], ["qwen-7b"], ["2026-11-28", "2026-11-29"]],
 )  # fmt: skip
 def test_names_that_do_not_tell_the_step_are_refused(imported, tmp_path, files):
     logs = [

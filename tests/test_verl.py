@@ -25,6 +25,7 @@ from trainings import EACH, check_questions, in_ones_own_loop
 from trainings import rows as query
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.reward import get_custom_reward_fn
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -460,8 +461,19 @@ def test_our_verifiers_return_to_verl_a_score_and_what_they_read():
         "acc": 1.0,
         "read": "7",
     }
-    cut = for_verl.math_answer("x", "so it is 7", "7", opened="<think>")
+
+
+def test_verl_tells_our_verifiers_which_thought_the_chat_template_opens():
+    """By the flag of docs/verl.md."""
+    key = "reward.custom_reward_function"
+    named = [f"{key}.path=pkg://openrlhf_dbb.rewards.for_verl", f"{key}.name=math_answer"]
+    plain = get_custom_reward_fn(compose_config(*named))
+    opened = f'+{key}.reward_kwargs.opened="<think>"'
+    told = get_custom_reward_fn(compose_config(*named, opened))
+    assert plain("x", "so it is 7", "7")["score"] == 1.0
+    cut = told("x", "so it is 7", "7")
     assert (cut["score"], cut["read"]) == (0.0, "no answer: the thought does not end")
+    assert told("x", "3 + 4.</think>So it is 7", "7")["score"] == 1.0
 
 
 @pytest.mark.parametrize(

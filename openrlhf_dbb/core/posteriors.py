@@ -30,7 +30,6 @@ from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportE
 from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import decode
-from openrlhf_dbb.storage.address import parse_url
 from openrlhf_dbb.storage.read import unverified_visits
 from openrlhf_dbb.storage.records import UNVERIFIED
 
@@ -614,7 +613,7 @@ def _source(
     """Return the open store of a warm start, from which a run only reads.
 
     Args:
-        store: of the warm start; None: the run's own.
+        store: of the warm start; None: the run's own. A URL is opened again, even if it is the run's own.
         own: the run's store.
         closing: closes a store that this function opened.
 
@@ -625,8 +624,6 @@ def _source(
         return own
     if isinstance(store, storage.PosteriorStore):
         return store
-    if parse_url(store).location == own.location:
-        return own
     return closing.enter_context(storage.open_store(store, create=False, read_only=True))
 
 

@@ -11,7 +11,8 @@ from openrlhf_dbb.errors import UsageError
 
 # With the word in front of it, what is between them, and a letter behind it. 2.5 is one number.
 _NUMBER = re.compile(r"([^\W\d_]*)([\W_]*)([0-9]+(?:\.[0-9]+)*)(?=([^\W\d_]?))")
-_SHARD = re.compile(r"[0-9]+-of-[0-9]+")  # in names of the hub, train-00000-of-00002
+# Shards of the hub, train-00000-of-00002, and days, 2026-11-28
+_NO_STEP = re.compile(r"[0-9]+-of-[0-9]+|[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])")
 # To these a step may be glued; other words hold numbers of their own, such as gsm8k and aime24.
 _STEPS = ("step", "steps", "iter", "iteration", "iterations", "epoch", "epochs")
 # Processes write files side by side: their numbers are no steps.
@@ -122,7 +123,7 @@ def steps_of_names(files: Sequence[Path]) -> dict[Path, int]:
 def _numbers(name: str) -> list[Number]:
     """Return the numbers of a name that may be its step."""
     numbers = []
-    for word, between, digits, behind in _NUMBER.findall(_SHARD.sub("", name)):
+    for word, between, digits, behind in _NUMBER.findall(_NO_STEP.sub("", name)):
         is_glued = behind or (word and not between and word.lower() not in _STEPS)
         if not is_glued and digits.isdigit():
             numbers.append((word.lower(), int(digits)))

@@ -21,7 +21,8 @@ _template_end: ContextVar[str] = ContextVar("_template_end", default="")
 def prompts_end_with(template_end: str) -> Iterator[None]:
     """Tell the verifiers what the chat template adds behind prompts of messages, which TRL does not pass on.
 
-    A template may open a thought there, with "<think>". An unfinished thought earns 0.
+    A template may open a thought there, with "<think>". An unfinished thought earns 0. ``PosteriorGRPOTrainer``
+    and ``remember`` call this function; with a plain ``GRPOTrainer`` nobody does.
     """
     token = _template_end.set(template_end)
     try:

@@ -24,7 +24,7 @@ def math_answer(
 
     ``extra_info["question"]``, if it is there, is the question, which repeated is no answer.
     ``opened`` is the thought that the chat template opens, as "<think>": verl passes responses alone. Give it as
-    ``reward.custom_reward_function.reward_kwargs.opened``. An unfinished thought earns 0.
+    ``+reward.custom_reward_function.reward_kwargs.opened``. An unfinished thought earns 0.
 
     Raises:
         ValueError: the label cannot be read.

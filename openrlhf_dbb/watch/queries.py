@@ -187,7 +187,7 @@ def has_unit_scores(store: PosteriorStore, run: RunRecord) -> bool:
     Only then a sum of 0 means that nothing was solved: of scores -1 and 1 it means that half was.
 
     Raises:
-        StoreError: a score is no number.
+        StoreError: a score is not a number.
     """
     outside = "successes < 0 OR successes > rollouts"
     if run.estimator == "point":  # its means and variances are those of the groups themselves
