@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.driver import arguments, checks, launch, prepare, printed, ray_session, summary
+from openrlhf_dbb.driver import (
+    arguments,
+    checks,
+    launch,
+    prepare,
+    printed,
+    ray_session,
+    summary,
+    watching,
+)
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import ray_start
 
@@ -115,7 +124,7 @@ class Session:
             upstream.replace(module, "placement_group", groups)
         try:
             progress = launch.train(prepared, PosteriorTrainer, rollouts, policy)
-        except launch.PartDied:
+        except watching.PartDied:
             self.close()
             raise
         print(summary.summary(prepared, progress, time.monotonic() - began), flush=True)

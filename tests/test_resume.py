@@ -1,10 +1,12 @@
 """Never a wrong resume, on the real pipeline: the right older step, or one line."""
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -135,6 +137,47 @@ def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, acto
     evaluated = [step for (step,) in rows(folder, "SELECT step FROM evaluations ORDER BY step")]
     assert evaluated[0] == 6 and best_model.read(folder / "runs/mine/best").step in evaluated
     check_posteriors(folder, steps=last_step(folder))
+
+
+def stop_the_raylet(folder, seconds, *flags, environment=None):
+    """Start a run, hold its raylet for so long when the run is planned; the ended run's exit code and output."""
+    log = folder / "log"
+    command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *FLAGS, *flags]
+    with open(log, "w") as output:
+        driver = subprocess.Popen(
+            command, cwd=folder, stdout=output, stderr=output, env=os.environ | (environment or {})
+        )
+    try:
+        while "\nlook  " not in log.read_text():
+            assert driver.poll() is None, log.read_text()
+            time.sleep(0.1)
+        started = psutil.Process(driver.pid).children(recursive=True)
+        [raylet] = [process for process in started if process.name() == "raylet"]
+        raylet.suspend()
+        time.sleep(seconds)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            raylet.resume()
+        return driver.wait(timeout=120), log.read_text()
+    finally:
+        driver.kill()
+
+
+def test_a_run_whose_only_host_ray_gives_up_ends_and_says_so(tmp_path):
+    """Its policy is not made yet, and would wait for a host for ever."""
+    checks = {"timeout_ms": 500, "period_ms": 500, "failure_threshold": 2, "initial_delay_ms": 0}
+    environment = {f"RAY_health_check_{name}": str(value) for name, value in checks.items()}
+    code, output = stop_the_raylet(tmp_path, 8, "--run_name", "mine", environment=environment)
+    assert code == 1, output
+    [line] = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert f"no host is left ({os.uname().nodename})" in line
+    assert "run mine has not finished" in line and "--resume mine" in line
+
+
+@pytest.mark.long
+def test_a_host_that_does_not_answer_for_minutes_is_waited_for(tmp_path):
+    """By Ray's own settings a host is given up after 65 seconds."""
+    code, output = stop_the_raylet(tmp_path, 100, "--train.num_episodes", "1")
+    assert code == 0, output
 
 
 @pytest.mark.long

@@ -111,11 +111,11 @@ def _train(prepared: "Prepared", ray_start: "RayStart", began: float) -> int:
 
 def _code_of(error: BaseException, prepared: "Prepared") -> int | None:
     """Say how a training ended; return the exit code, or None for an error that is to be raised."""
-    from openrlhf_dbb.driver import launch, printed
+    from openrlhf_dbb.driver import printed, watching
     from openrlhf_dbb.errors import RunError, UsageError
     from openrlhf_dbb.storage import StoreError
 
-    if isinstance(error, launch.PartDied):
+    if isinstance(error, watching.PartDied):
         traces = printed.keep_trace(prepared.settings)
         print_error(f"error: {error}; {printed.unfinished(prepared)}; traces are in {traces}")
         return 1

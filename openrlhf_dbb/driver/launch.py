@@ -9,13 +9,9 @@ from openrlhf_dbb.driver import interrupt, recorded
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.driver.ray_session import RayStart
-from openrlhf_dbb.driver.watching import find_dead, parts_of, watching
-from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.driver.watching import PartDied, find_dead, parts_of, watching
 from openrlhf_dbb.platform.actor_start import started_actors
-
-
-class PartDied(RunError):
-    """An actor or an engine of the run is gone."""
+from openrlhf_dbb.platform.ray_start import find_all_lost
 
 
 def launch(prepared: Prepared, ray_start: RayStart) -> Any:
@@ -25,7 +21,7 @@ def launch(prepared: Prepared, ray_start: RayStart) -> Any:
         The trainer's last :class:`openrlhf_dbb.actors.progress.Progress`; None for OpenRLHF alone.
 
     Raises:
-        PartDied: an actor has died; it names the actor.
+        PartDied: an actor has died, or no host is left; it names them.
         Exception: another one that ended the training.
     """
     import ray
@@ -96,8 +92,8 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
             )
             return trainer.made.finish()
     except ray.exceptions.RayError as error:
-        died = None
-        if trainer.made is not None:
+        died = find_all_lost()
+        if died is None and trainer.made is not None:
             died = find_dead(parts_of(trainer.made))
         if died is None:
             raise

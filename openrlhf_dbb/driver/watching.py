@@ -11,12 +11,18 @@ from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.progress import COUNTED_BY_ENGINES, Progress
 from openrlhf_dbb.driver import interrupt
 from openrlhf_dbb.driver.progress_line import ProgressLine, progress_text
+from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.platform import ray_start
 
 _GROUPS = {
     "actor_model_group": "policy",
     "reference_model_group": "reference",
     "reward_model_group": "reward model",
 }
+
+
+class PartDied(RunError):
+    """An actor or an engine of the run is gone, or the last host."""
 
 
 def parts_of(trainer: Any) -> dict[str, Any]:
@@ -55,28 +61,41 @@ def find_dead(parts: Mapping[str, Any], wait_s: float = 10) -> str | None:
             dead.append(calls[call])
     if not dead:
         return None
-    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
-    named = " and ".join(_place(name, parts[name], hosts) for name in dead)
-    cause = "perhaps for want of memory (see dmesg on that host)"
-    return f"{named} has died: killed or crashed, {cause}"
+    hosts = {}
+    lost = set()
+    for node in ray.nodes():
+        hosts[node["NodeID"]] = node["NodeManagerHostname"]
+        if not node["Alive"]:
+            lost.add(node["NodeID"])
+    places = []
+    is_lost = False
+    for name in dead:
+        about = _actor_table(parts[name])
+        node_id = about["Address"]["NodeID"]
+        is_lost = is_lost or node_id in lost
+        host = f"{hosts[node_id]} ({about['Address']['IPAddress']})"
+        places.append(f"{name} (process {about['Pid']} on host {host})")
+    cause = "killed or crashed, perhaps for want of memory (see dmesg on that host)"
+    if is_lost:
+        cause = ray_start.HOST_LOST
+    return f"{' and '.join(places)} has died: {cause}"
 
 
-def _place(name: str, actor: Any, hosts: Mapping[str, str]) -> str:
-    """Return an actor's name with its process and host; ``hosts``: their names by Ray's id."""
+def _actor_table(actor: Any) -> dict[str, Any]:
+    """Return what Ray knows of an actor: its process and where it is."""
     from ray._private.state import actors  # what Ray documents needs its dashboard
 
-    about = actors(actor._actor_id.hex())
-    address = about["Address"]
-    host = f"{hosts[address['NodeID']]} ({address['IPAddress']})"
-    return f"{name} (process {about['Pid']} on host {host})"
+    about: dict[str, Any] = actors(actor._actor_id.hex())
+    return about
 
 
 @contextlib.contextmanager
 def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[None]:
-    """Show progress within the block, and end it when an engine has died that it waits for.
+    """Show progress within the block, and end it when an engine has died, or Ray has lost all hosts.
 
     Raises:
         RayError: the engine's, in the place of the KeyboardInterrupt that ends the wait.
+        PartDied: no host is left.
     """
     import ray
 
@@ -110,7 +129,10 @@ def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[No
                         unfinished[engine] = ray.get(call)  # raises if the engine has died
                     else:
                         calls[engine] = call
-            except ray.exceptions.RayError as error:
+                all_lost = ray_start.find_all_lost()
+                if all_lost is not None:
+                    raise PartDied(all_lost)
+            except (ray.exceptions.RayError, PartDied) as error:
                 # The main thread mostly sees the same error, with more to say.
                 if not done.wait(5):
                     died.append(error)

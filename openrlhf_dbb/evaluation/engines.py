@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.platform import cpu, ray_start
 from openrlhf_dbb.platform.actor_start import reason_of_failure, started_actors
 from openrlhf_dbb.platform.vllm_requests import (
@@ -24,6 +24,7 @@ Arguments = dict[str, Any]
 """Of vLLM, of its sampling, or of an actor of Ray, by name."""
 
 _REPORT_EVERY_S = 0.5
+_CHECK_HOSTS_EVERY_S = 10
 _SMALL_MODEL = 80_000_000  # bytes: 20 million parameters in float32
 
 
@@ -69,6 +70,9 @@ def generate(
     """Start an engine for each seed, which share the requests; yield answers as they finish.
 
     Ray must be running.
+
+    Raises:
+        RunError: Ray has lost all hosts.
     """
     import ray
 
@@ -78,7 +82,13 @@ def generate(
     waiting = deque(requests)
     calls = {engine.work.remote([]): engine for engine in actors}
     while calls:
-        [call], _ = ray.wait(list(calls))
+        answered, _ = ray.wait(list(calls), timeout=_CHECK_HOSTS_EVERY_S)
+        if not answered:
+            lost = ray_start.find_all_lost()
+            if lost is not None:
+                raise RunError(lost)
+            continue
+        [call] = answered
         engine = calls.pop(call)
         finished, unfinished, capacity = ray.get(call)
         # Twice its capacity, so that the engine is full until its next call.

@@ -18,6 +18,7 @@ from openrlhf_dbb.secrets import mask_process
 from openrlhf_dbb.terminal import prepare_streams
 
 WAIT_S = 600
+HOST_LOST = "Ray has lost the host, which is down or was too busy to answer"
 _TRIES = 2
 _LONGEST_SOCKET = 107  # bytes of a path; Linux has room for 108 with the zero behind it
 _PORTS = (
@@ -30,6 +31,9 @@ _PORTS = (
 _VARIABLES = {
     "RAY_agent_register_timeout_ms": 1000 * WAIT_S,
     "RAY_worker_register_timeout_seconds": WAIT_S,
+    # Ray gives up a host whose raylet answers five health checks in a row too late, by default after 10 s each. With a
+    # single host the run is lost then, although nothing has died.
+    "RAY_health_check_timeout_ms": 1000 * WAIT_S,
     # Ray would start as many idle workers as there are cores; see start_workers.
     "RAY_prestart_worker_first_driver": 0,
     "RAY_enable_worker_prestart": 0,
@@ -147,6 +151,20 @@ def places(gpus_each: int = 1) -> int:
 
     hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return sum(int(min(host.get("GPU", 0) // gpus_each, host.get("CPU", 0))) for host in hosts)
+
+
+def find_all_lost() -> str | None:
+    """Return a line if Ray has given up all its hosts, None if one is left.
+
+    Ask it where something waits for an actor: one that was not made yet would wait for a host for ever.
+    """
+    import ray
+
+    nodes = ray.nodes()
+    if any(node["Alive"] for node in nodes):
+        return None
+    names = sorted({node["NodeManagerHostname"] for node in nodes})
+    return f"no host is left ({', '.join(names)}): {HOST_LOST} (now: {busyness()})"
 
 
 def busyness() -> str:
