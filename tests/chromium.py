@@ -5,7 +5,7 @@ import time
 
 from playwright.sync_api import sync_playwright
 
-LONGEST_S = 60
+LONGEST_S = 180
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )

@@ -208,7 +208,7 @@ def fill():
 def train():
     """Function: run the training command in a folder, to its end; the completed process."""
 
-    def run(folder, *argv, launcher=False, timeout=400):
+    def run(folder, *argv, launcher=False, timeout=1800):
         program = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo"]
         if launcher:
             deepspeed = Path(sys.executable).parent / "deepspeed"

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LONGEST_S = 30
+LONGEST_S = 120
 
 
 class Serving:

@@ -530,7 +530,7 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
     assert len(refused) == 1
     assert re.search(r"\b8 of 8 prompts: .*--rollout.batch_size 16", errors)
     assert {"gcs_server", "raylet"} <= set(processes.values())
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=120)
     assert alive == []
     with storage.open_store("openrlhf_dbb.db", create=False) as store:
         assert store.runs() == []

@@ -55,7 +55,7 @@ class Evaluating:
         """To the end; what is printed."""
         command = [*self._command, *flags]
         return subprocess.run(
-            command, cwd=self.folder, text=True, stdout=PIPE, timeout=400, check=True
+            command, cwd=self.folder, text=True, stdout=PIPE, timeout=1800, check=True
         ).stdout
 
     def kill(self, *flags, rows):
@@ -63,7 +63,7 @@ class Evaluating:
         process = subprocess.Popen(
             [*self._command, *flags], cwd=self.folder, stdout=DEVNULL, stderr=DEVNULL
         )
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 900
         while len(self.rows()) < rows:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)

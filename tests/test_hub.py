@@ -91,7 +91,7 @@ def fetch(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         snapshots = (tmp_path / "hub").glob("models--*/snapshots/*/*")

@@ -448,7 +448,7 @@ def test_a_run_killed_at_a_random_moment_ends_as_if_it_had_not_been(name, tmp_pa
             resumed = replays_of(tmp_path)
         arguments = [*COMMAND, *case.flags, *case.resumed, "--resume"]
         ended = subprocess.run(
-            arguments, cwd=tmp_path, stdout=log, stderr=log, timeout=400, check=False
+            arguments, cwd=tmp_path, stdout=log, stderr=log, timeout=1800, check=False
         )
     output = (tmp_path / "log").read_text()[-4000:]
     assert ended.returncode == 0, output

@@ -126,7 +126,7 @@ def test_rays_agents_may_take_longer_than_its_own_limit_and_an_actor_takes_a_wor
         "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     }
     done = subprocess.run(
-        [sys.executable, "-c", START], env=environment, capture_output=True, text=True, timeout=180
+        [sys.executable, "-c", START], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.stdout == "['gcs_server', 'raylet']\n", done.stderr
 

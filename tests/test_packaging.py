@@ -188,7 +188,7 @@ GPUS = "echo GPU 0: NVIDIA H200"
 BROKEN = "echo NVIDIA-SMI has failed; exit 9"
 
 
-def setup(venv, *arguments, status=1, timeout=60, **variables):
+def setup(venv, *arguments, status=1, timeout=300, **variables):
     command = ["bash", ROOT / "scripts/setup_env.sh", *arguments]
     environment = os.environ | {"OPENRLHF_DBB_VENV": str(venv)} | variables
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)

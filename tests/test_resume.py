@@ -124,7 +124,7 @@ def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, acto
         process for process in started if re.match(rf"ray::\w*{actor}", process.cmdline()[0])
     ]
     part.kill()
-    assert driver.wait(timeout=60) == 1
+    assert driver.wait(timeout=300) == 1
     last = (folder / "log").read_text().splitlines()[-1]
     assert last.startswith(f"{line}{part.pid} on host ")
     assert "has died: killed or crashed" in last
@@ -132,15 +132,15 @@ def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, acto
         r"run mine .*checkpoint .*global_step\d+; .*--resume mine; .* (/\S+)$", last
     )
     assert "Traceback" in Path(trace).read_text()
-    _, alive = psutil.wait_procs(started, timeout=20)
+    _, alive = psutil.wait_procs(started, timeout=120)
     assert alive == []
     evaluated = [step for (step,) in rows(folder, "SELECT step FROM evaluations ORDER BY step")]
     assert evaluated[0] == 6 and best_model.read(folder / "runs/mine/best").step in evaluated
     check_posteriors(folder, steps=last_step(folder))
 
 
-def stop_the_raylet(folder, seconds, *flags, environment=None):
-    """Start a run, hold its raylet for so long when the run is planned; the ended run's exit code and output."""
+def disturb_the_raylet(folder, disturb, *flags, environment=None):
+    """Start a run, and call ``disturb(raylet)`` when the run is planned; the ended run's exit code and output."""
     log = folder / "log"
     command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *FLAGS, *flags]
     with open(log, "w") as output:
@@ -153,30 +153,52 @@ def stop_the_raylet(folder, seconds, *flags, environment=None):
             time.sleep(0.1)
         started = psutil.Process(driver.pid).children(recursive=True)
         [raylet] = [process for process in started if process.name() == "raylet"]
-        raylet.suspend()
-        time.sleep(seconds)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            raylet.resume()
-        return driver.wait(timeout=120), log.read_text()
+        disturb(raylet)
+        code = driver.wait(timeout=300)
+        psutil.wait_procs(started, timeout=120)  # the one that prints what the driver cannot
+        return code, log.read_text()
     finally:
         driver.kill()
+
+
+def hold_for(seconds):
+    """Return what stops a process for so long."""
+
+    def hold(process):
+        process.suspend()
+        time.sleep(seconds)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+    return hold
 
 
 def test_a_run_whose_only_host_ray_gives_up_ends_and_says_so(tmp_path):
     """Its policy is not made yet, and would wait for a host for ever."""
     checks = {"timeout_ms": 500, "period_ms": 500, "failure_threshold": 2, "initial_delay_ms": 0}
     environment = {f"RAY_health_check_{name}": str(value) for name, value in checks.items()}
-    code, output = stop_the_raylet(tmp_path, 8, "--run_name", "mine", environment=environment)
+    code, output = disturb_the_raylet(
+        tmp_path, hold_for(8), "--run_name", "mine", environment=environment
+    )
     assert code == 1, output
     [line] = [line for line in output.splitlines() if line.startswith("error: ")]
     assert f"no host is left ({os.uname().nodename})" in line
     assert "run mine has not finished" in line and "--resume mine" in line
 
 
+def test_a_run_whose_raylet_is_killed_says_so(tmp_path):
+    """Ray's own code ends the driver then, at once and without a word."""
+    code, output = disturb_the_raylet(tmp_path, psutil.Process.kill, "--run_name", "mine")
+    assert code == 1, output
+    [line] = [line for line in output.splitlines() if line.startswith("error: ")]
+    # Where Python sees it first, that is said
+    assert "Ray" in line and "--resume mine" in line
+
+
 @pytest.mark.long
 def test_a_host_that_does_not_answer_for_minutes_is_waited_for(tmp_path):
     """By Ray's own settings a host is given up after 65 seconds."""
-    code, output = stop_the_raylet(tmp_path, 100, "--train.num_episodes", "1")
+    code, output = disturb_the_raylet(tmp_path, hold_for(100), "--train.num_episodes", "1")
     assert code == 0, output
 
 

@@ -265,7 +265,7 @@ def one_of_four(url, fill):
     try:
         for child in children:
             child.start()
-        lines = dict(said.get(timeout=60) for _ in children)
+        lines = dict(said.get(timeout=300) for _ in children)
         (owner,) = [process for process, line in lines.items() if line == "owner"]
         yield owner, lines
     finally:
@@ -288,7 +288,7 @@ def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fi
         assert fill.dump(store) == before
         # A claim waits for an owner that is about to end, and not until that one is reaped.
         threading.Timer(0.3, os.kill, (owner, signal.SIGKILL)).start()
-        run = store.claim_run(1, wait_s=60)
+        run = store.claim_run(1, wait_s=300)
         os.waitid(os.P_PID, owner, os.WEXITED | os.WNOWAIT)
         fill.step(run, 1, fill.prompts(store, 1), [1])
 

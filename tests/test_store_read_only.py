@@ -51,7 +51,7 @@ print("matched", begin(warm_start="old", warm_start_store=sys.argv[1]).matched)
 def read(path, *, create=False):
     """Lines that a process without the right to write prints of a store that it opens, reads and writes."""
     command = [sys.executable, "-c", READ, str(path), "create" if create else ""]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=120)
+    done = subprocess.run(command, text=True, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -97,7 +97,7 @@ def test_a_run_begins_with_the_posteriors_of_a_store_that_it_may_not_write(close
     closed.chmod(0o444)
     closed.parent.chmod(0o555)
     command = [sys.executable, "-c", WARM_START, str(closed)]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=120)
+    done = subprocess.run(command, text=True, capture_output=True, timeout=300)
     assert (done.stdout, done.stderr) == ("matched 1\n", "")
     assert os.listdir(closed.parent) == ["a.db"]
 

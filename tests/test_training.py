@@ -140,7 +140,7 @@ def test_weights_are_sent_once_before_the_first_evaluation(tmp_path):
         "-1",
     ]
     command = [sys.executable, "-c", TRIED, *flags, "--train.batch_size", "128"]
-    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     events = (tmp_path / "events").read_text().splitlines()
     assert events == [

@@ -51,7 +51,7 @@ def killed(tmp_path_factory):
         process.kill()
         process.wait()
         process = start(folder, log)
-        assert process.wait(timeout=400) == 0, (folder / "log").read_text()[-4000:]
+        assert process.wait(timeout=1800) == 0, (folder / "log").read_text()[-4000:]
     return folder
 
 
@@ -151,7 +151,7 @@ def two_ranks(program, *arguments):
         for each in commands
     ]
     try:
-        outputs = [rank.communicate(timeout=300) for rank in ranks]
+        outputs = [rank.communicate(timeout=900) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

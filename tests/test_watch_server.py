@@ -115,7 +115,7 @@ def test_a_page_of_another_site_is_not_answered(store, running, serve, arguments
 
     def status(*headers, target="/api/state"):
         lines = (f"GET {target} HTTP/1.1", *headers, "", "")
-        with socket.create_connection((host, server.port), timeout=30) as client:
+        with socket.create_connection((host, server.port), timeout=120) as client:
             client.sendall("\r\n".join(lines).encode("latin-1"))
             answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
         assert answer.startswith(b"HTTP/1.0 200") == (b'"runs"' in answer)
@@ -136,7 +136,7 @@ def test_a_refused_name_is_told_how_it_is_allowed(store, serve):
     assert "--allowed_hosts" in server.said
     named = serve(store.url, "--host", "0.0.0.0", "--allowed_hosts", "a")
     assert "--allowed_hosts" not in named.said
-    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     client.request("GET", "/", headers={"Host": "abc.proxy.runpod.net"})
     answer = client.getresponse()
     told = json.loads(answer.read())["error"]
@@ -156,7 +156,7 @@ def test_a_head_has_the_headers_of_the_answer(store, running, serve, path):
     server = serve(store.url)
     answers = []
     for method in ("GET", "HEAD"):
-        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
         client.request(method, f"/{path}")
         answers.append(client.getresponse())
     got, head = answers
@@ -177,12 +177,12 @@ def test_a_server_answers_at_the_addresses_of_ipv6_that_its_host_covers(
     server = serve(store.url, "--host", host)
     assert (f"http://[::1]:{server.port}/" in server.said) == (host != "::")
     for address in reached:
-        client = http.client.HTTPConnection(address, server.port, timeout=30)
+        client = http.client.HTTPConnection(address, server.port, timeout=120)
         client.request("GET", "/api/state")
         assert client.getresponse().status == 200
     for address in refused:
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((address, server.port), timeout=30)
+            socket.create_connection((address, server.port), timeout=120)
 
 
 class Unanswering:
@@ -213,7 +213,7 @@ def test_a_name_that_has_an_address_of_ipv6_alone_is_served_there(answering, mon
 
 
 def test_an_answer_that_fails_is_one_line_for_the_page_and_the_log(answering, caplog):
-    client = http.client.HTTPConnection("127.0.0.1", answering().server_address[1], timeout=30)
+    client = http.client.HTTPConnection("127.0.0.1", answering().server_address[1], timeout=120)
     client.request("GET", "/api/state")
     answer = client.getresponse()
     told = json.loads(answer.read())["error"]
@@ -224,7 +224,7 @@ def test_an_answer_that_fails_is_one_line_for_the_page_and_the_log(answering, ca
 def test_a_request_that_comes_too_slowly_is_ended(answering, monkeypatch):
     monkeypatch.setattr(serving, "REQUEST_S", 0.3)
     port = answering().server_address[1]
-    client = socket.create_connection(("127.0.0.1", port), timeout=30)
+    client = socket.create_connection(("127.0.0.1", port), timeout=120)
     with client, contextlib.suppress(ConnectionError):
         for _ in range(300):  # a byte now and then, for at most 15 s
             client.sendall(b"G")
@@ -249,7 +249,7 @@ def test_idle_connections_keep_nobody_out(store, running, serve, files):
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (files, files))
     with contextlib.ExitStack() as stack:
         for _ in range(300):
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=120))
         assert len(server.ask()["runs"]) == 1
         threads = len(list(Path(f"/proc/{server.process.pid}/task").iterdir()))
         assert threads < serving.CONNECTIONS + 20

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 
 def until(condition):
     """Wait for a condition that another thread makes true."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -133,7 +133,7 @@ class Lane:
         self._log = log
         self._process = None
 
-    def train(self, folder, *argv, timeout=400):
+    def train(self, folder, *argv, timeout=1800):
         """Train as the command would in this folder; ``error`` in one line or None, and ``output``, all printed."""
         if self._process is None:
             self._start()
@@ -181,7 +181,7 @@ class Lane:
     def close(self):
         """End the process, which stops the actors."""
         if self._process is not None:
-            _, _ = self._process.communicate(timeout=120)
+            _, _ = self._process.communicate(timeout=300)
             assert self._process.returncode == 0, self._log.read_text()[-4000:]
 
 

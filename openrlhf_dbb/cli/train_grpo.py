@@ -90,10 +90,11 @@ def _leave_out_warnings() -> None:
 
 def _train(prepared: "Prepared", ray_start: "RayStart", began: float) -> int:
     """Launch a prepared training, and return the exit code."""
-    from openrlhf_dbb.driver import launch, printed, ray_session, summary
+    from openrlhf_dbb.driver import last_words, launch, printed, ray_session, summary
 
     if prepared.run is not None:
         interrupt.say(functools.partial(printed.unfinished, prepared))
+        last_words.leave(printed.ended_silently(prepared))
     say(printed.plan(prepared))
     try:
         progress = launch.launch(prepared, ray_start)

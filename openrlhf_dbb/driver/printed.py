@@ -138,6 +138,15 @@ def unfinished(prepared: Prepared) -> str:
     return f"run {run.name} has not finished, {advice} with --resume {run.name}"
 
 
+def ended_silently(prepared: Prepared) -> str:
+    """Return the line for a training whose process is gone and has said nothing."""
+    run = prepared.run
+    assert run is not None
+    cause = "somebody stopped Ray, or the kernel killed it for want of memory (see dmesg)"
+    advice = f"continue run {run.name} with --resume {run.name}"
+    return f"error: the training was killed, or lost the Ray of this host: {cause}; {advice}"
+
+
 def keep_trace(settings: Settings) -> Path:
     """Write the traceback of the exception that is being handled beside the checkpoints.
 

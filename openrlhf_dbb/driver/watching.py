@@ -14,6 +14,7 @@ from openrlhf_dbb.driver.progress_line import ProgressLine, progress_text
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.platform import ray_start
 
+_CHECK_HOSTS_EVERY_S = 5
 _GROUPS = {
     "actor_model_group": "policy",
     "reference_model_group": "reference",
@@ -129,21 +130,30 @@ def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[No
                         unfinished[engine] = ray.get(call)  # raises if the engine has died
                     else:
                         calls[engine] = call
-                all_lost = ray_start.find_all_lost()
-                if all_lost is not None:
-                    raise PartDied(all_lost)
-            except (ray.exceptions.RayError, PartDied) as error:
-                # The main thread mostly sees the same error, with more to say.
-                if not done.wait(5):
-                    died.append(error)
-                    interrupt.raise_from_now_on()
-                    _thread.interrupt_main()
+            except ray.exceptions.RayError as error:
+                end(error)
                 break
             draw(sum(unfinished.values()))
         draw(0, last=True)
 
+    def check_hosts() -> None:
+        while not done.wait(_CHECK_HOSTS_EVERY_S):
+            # Blocks for as long as Ray's head does not answer, so it has a thread of its own.
+            all_lost = ray_start.find_all_lost()
+            if all_lost is not None:
+                end(PartDied(all_lost))
+                break
+
+    def end(error: Exception) -> None:
+        # The main thread mostly sees the same error, with more to say.
+        if not done.wait(5) and not died:
+            died.append(error)
+            interrupt.raise_from_now_on()
+            _thread.interrupt_main()
+
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
+    threading.Thread(target=check_hosts, daemon=True).start()
     try:
         yield
     except KeyboardInterrupt:
