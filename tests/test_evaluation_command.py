@@ -13,6 +13,7 @@ from contextlib import chdir, nullcontext
 from subprocess import DEVNULL, PIPE
 from unittest import mock
 
+import psutil
 import pytest
 from trainings import kill_tree
 
@@ -60,14 +61,27 @@ class Evaluating:
 
     def kill(self, *flags, rows):
         """SIGKILL to the command, Ray and every engine when so many rows are written."""
+        kill_tree(self._begun(flags, rows))
+
+    def kill_engine(self, *flags, rows):
+        """SIGKILL to an engine when so many rows are written; the exit code and the last line on stderr."""
+        process = self._begun(flags, rows)
+        started = psutil.Process(process.pid).children(recursive=True)
+        engine, *_ = [each for each in started if "EngineActor" in each.cmdline()[0]]
+        engine.kill()
+        _, errors = process.communicate(timeout=300)
+        return process.returncode, errors.splitlines()[-1]
+
+    def _begun(self, flags, rows):
+        """The process of the command, which has written so many rows."""
         process = subprocess.Popen(
-            [*self._command, *flags], cwd=self.folder, stdout=DEVNULL, stderr=DEVNULL
+            [*self._command, *flags], cwd=self.folder, text=True, stdout=DEVNULL, stderr=PIPE
         )
         deadline = time.monotonic() + 900
         while len(self.rows()) < rows:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
-        kill_tree(process)
+        return process
 
     def rows(self, benchmark=None):
         """Whole lines of the responses, in the order of runs and prompts."""
@@ -187,7 +201,10 @@ def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_p
 def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
     evaluating = Evaluating(tmp_path, tiny)
     total = 4 * (128 + 512)
-    kept = []
+    code, line = evaluating.kill_engine("--runs", "4", rows=1)
+    assert code == 1
+    assert line.startswith("error: an engine has died") and "the same command goes on" in line
+    kept = evaluating.rows()
     for share in (0, 1 / 3):
         evaluating.kill("--runs", "4", rows=int(total * (share + random.random() / 3)) + 1)
         rows = evaluating.rows()

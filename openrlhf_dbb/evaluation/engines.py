@@ -25,6 +25,7 @@ Arguments = dict[str, Any]
 
 _REPORT_EVERY_S = 0.5
 _CHECK_HOSTS_EVERY_S = 10
+_KEPT = "finished prompts are kept, the same command goes on with the others"
 _SMALL_MODEL = 80_000_000  # bytes: 20 million parameters in float32
 
 
@@ -72,7 +73,7 @@ def generate(
     Ray must be running.
 
     Raises:
-        RunError: Ray has lost all hosts.
+        RunError: an engine has died, or Ray has lost all hosts.
     """
     import ray
 
@@ -82,15 +83,7 @@ def generate(
     waiting = deque(requests)
     calls = {engine.work.remote([]): engine for engine in actors}
     while calls:
-        answered, _ = ray.wait(list(calls), timeout=_CHECK_HOSTS_EVERY_S)
-        if not answered:
-            lost = ray_start.find_all_lost()
-            if lost is not None:
-                raise RunError(lost)
-            continue
-        [call] = answered
-        engine = calls.pop(call)
-        finished, unfinished, capacity = ray.get(call)
+        engine, (finished, unfinished, capacity) = _next_answer(calls)
         # Twice its capacity, so that the engine is full until its next call.
         room = math.ceil((2 * capacity - unfinished) / sampling["n"])
         # At most an equal share, so that all engines end together.
@@ -99,6 +92,31 @@ def generate(
         if new or unfinished:
             calls[engine.work.remote(new)] = engine
         yield finished
+
+
+def _next_answer(calls: dict[Any, Any]) -> tuple[Any, tuple[list[Finished], int, int]]:
+    """Take the next call that has ended from the calls; return its engine and what it returned.
+
+    Raises:
+        RunError: the engine has died, or Ray has lost all hosts.
+    """
+    import ray
+
+    answered: list[Any] = []
+    while not answered:
+        answered, _ = ray.wait(list(calls), timeout=_CHECK_HOSTS_EVERY_S)
+        lost = None if answered else ray_start.find_all_lost()
+        if lost is not None:
+            raise RunError(f"{lost}; {_KEPT}")
+    [call] = answered
+    engine = calls.pop(call)
+    try:
+        return engine, ray.get(call)
+    except ray.exceptions.RayActorError as error:
+        if error.actor_init_failed:
+            raise  # with the exception of its constructor
+        cause = "killed or crashed, perhaps for want of memory (see dmesg)"
+        raise RunError(f"an engine has died: {cause}; {_KEPT}") from error
 
 
 def _placed(arguments: Arguments, engines: int) -> tuple[Arguments, Arguments]:
