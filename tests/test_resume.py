@@ -4,9 +4,11 @@ import contextlib
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -21,6 +23,8 @@ FLAGS = [
     "--estimator", "dbb", *SMALL, "--ckpt.save_steps", "2", "--actor.adam.lr", "1e-3", "--eval.steps", "6",
     "--eval.n_samples_per_prompt", "1", "--ckpt.best_metric_key", "",
 ]  # fmt: skip
+DATABASE = "openrlhf_dbb.db"
+FILES_OF_DATABASE = {DATABASE, f"{DATABASE}-shm", f"{DATABASE}-wal"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,12 @@ def killed(lane, tmp_path_factory):
 @pytest.fixture
 def copied(killed, tmp_path):
     """A copy of that run; its folder and the flags to resume it there."""
-    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
+    # The lane may close the database meanwhile, and delete its -shm and -wal
+    shutil.copytree(killed, tmp_path, ignore=lambda *_: FILES_OF_DATABASE, dirs_exist_ok=True)
+    of_lane = sqlite3.connect(killed / DATABASE)
+    of_copy = sqlite3.connect(tmp_path / DATABASE)
+    with closing(of_lane), closing(of_copy):
+        of_lane.backup(of_copy)
     return tmp_path, ["--resume", "mine", "--ckpt.path", str(tmp_path / "runs/mine/checkpoints")]
 
 

@@ -62,23 +62,16 @@ def find_dead(parts: Mapping[str, Any], wait_s: float = 10) -> str | None:
             dead.append(calls[call])
     if not dead:
         return None
-    hosts = {}
-    lost = set()
-    for node in ray.nodes():
-        hosts[node["NodeID"]] = node["NodeManagerHostname"]
-        if not node["Alive"]:
-            lost.add(node["NodeID"])
+    hosts = {node["NodeID"]: node for node in ray.nodes()}
     places = []
-    is_lost = False
+    cause = "killed or crashed, perhaps for want of memory (see dmesg on that host)"
     for name in dead:
         about = _actor_table(parts[name])
-        node_id = about["Address"]["NodeID"]
-        is_lost = is_lost or node_id in lost
-        host = f"{hosts[node_id]} ({about['Address']['IPAddress']})"
-        places.append(f"{name} (process {about['Pid']} on host {host})")
-    cause = "killed or crashed, perhaps for want of memory (see dmesg on that host)"
-    if is_lost:
-        cause = ray_start.HOST_LOST
+        host = hosts[about["Address"]["NodeID"]]
+        if not host["Alive"]:
+            cause = ray_start.HOST_LOST
+        place = f"{host['NodeManagerHostname']} ({about['Address']['IPAddress']})"
+        places.append(f"{name} (process {about['Pid']} on host {place})")
     return f"{' and '.join(places)} has died: {cause}"
 
 
@@ -98,30 +91,46 @@ def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[No
         RayError: the engine's, in the place of the KeyboardInterrupt that ends the wait.
         PartDied: no host is left.
     """
-    import ray
+    watch = _Watch(trainer, progress)
+    showing = threading.Thread(target=watch.show, daemon=True)
+    showing.start()
+    # In a thread of its own: it waits for as long as Ray's head does not answer.
+    threading.Thread(target=watch.check_hosts, daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if watch.error is not None:
+            raise watch.error from None
+        raise
+    finally:
+        watch.done.set()
+        showing.join(timeout=10)
 
-    line = ProgressLine()
-    done = threading.Event()
-    warned: set[str] = set()
-    died: list[Exception] = []
 
-    def draw(unfinished: int, *, last: bool = False) -> None:
-        warnings = {} if trainer.made is None else trainer.made.warnings()
-        for kind, warning in warnings.items():
-            if kind not in warned:
-                warned.add(kind)
-                line.warn(warning)
-        finished = None
-        # An engine does not count requests that it has not taken yet.
-        if progress.phase in COUNTED_BY_ENGINES and unfinished:
-            finished = max(progress.size - unfinished, 0)
-        line.show(progress_text(progress, finished, time.monotonic()), last=last)
+class _Watch:
+    """What the threads do that run beside a training.
 
-    def show() -> None:
+    Attributes:
+        done: set it when the training has ended.
+        error: for which the training was ended from here, if it was.
+    """
+
+    def __init__(self, trainer: upstream.InThisProcess, progress: Progress) -> None:
+        self.done = threading.Event()
+        self.error: Exception | None = None
+        self._trainer = trainer
+        self._progress = progress
+        self._line = ProgressLine()
+        self._warned: set[str] = set()
+
+    def show(self) -> None:
+        """Show progress until the training ends; end it if an engine has died."""
+        import ray
+
         calls: dict[Any, Any] = {}  # that an engine has not answered yet
         unfinished: dict[Any, int] = {}  # requests of each engine, as last answered
-        while not done.wait(0.5):
-            engines = [] if trainer.made is None else trainer.made.vllm_engines
+        while not self.done.wait(0.5):
+            engines = [] if self._trainer.made is None else self._trainer.made.vllm_engines
             try:
                 for engine in engines:
                     call = calls.pop(engine, None) or engine.get_num_unfinished_requests.remote()
@@ -131,35 +140,35 @@ def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[No
                     else:
                         calls[engine] = call
             except ray.exceptions.RayError as error:
-                end(error)
+                self._end(error)
                 break
-            draw(sum(unfinished.values()))
-        draw(0, last=True)
+            self._draw(sum(unfinished.values()))
+        self._draw(0, last=True)
 
-    def check_hosts() -> None:
-        while not done.wait(_CHECK_HOSTS_EVERY_S):
-            # Blocks for as long as Ray's head does not answer, so it has a thread of its own.
+    def _draw(self, unfinished: int, *, last: bool = False) -> None:
+        warnings = {} if self._trainer.made is None else self._trainer.made.warnings()
+        for kind, warning in warnings.items():
+            if kind not in self._warned:
+                self._warned.add(kind)
+                self._line.warn(warning)
+        progress = self._progress
+        finished = None
+        # An engine does not count requests that it has not taken yet.
+        if progress.phase in COUNTED_BY_ENGINES and unfinished:
+            finished = max(progress.size - unfinished, 0)
+        self._line.show(progress_text(progress, finished, time.monotonic()), last=last)
+
+    def check_hosts(self) -> None:
+        """End the training if Ray has lost all hosts."""
+        while not self.done.wait(_CHECK_HOSTS_EVERY_S):
             all_lost = ray_start.find_all_lost()
             if all_lost is not None:
-                end(PartDied(all_lost))
+                self._end(PartDied(all_lost))
                 break
 
-    def end(error: Exception) -> None:
+    def _end(self, error: Exception) -> None:
         # The main thread mostly sees the same error, with more to say.
-        if not done.wait(5) and not died:
-            died.append(error)
+        if not self.done.wait(5) and self.error is None:
+            self.error = error
             interrupt.raise_from_now_on()
             _thread.interrupt_main()
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    threading.Thread(target=check_hosts, daemon=True).start()
-    try:
-        yield
-    except KeyboardInterrupt:
-        if died:
-            raise died[0] from None
-        raise
-    finally:
-        done.set()
-        thread.join(timeout=10)
