@@ -1,7 +1,7 @@
-"""Says that a training has ended where none of its own code can run any more.
+"""Prints a line for a training whose own code cannot run any more.
 
-Ray's C++ code ends the driver at once and without a line when the raylet is gone, and the kernel does for want of
-memory. A small process of its own waits for the driver's end, and prints a line unless the driver took it back.
+When the raylet is gone, Ray's C++ code ends the driver at once and prints nothing. So does the kernel when memory runs
+out. A small process waits for the driver's end and prints the line, unless the driver has taken it back.
 """
 
 import atexit
