@@ -58,6 +58,7 @@ RIGHT = (
     "Answer: 5. Let me check: 8 - 3 = 5.", "\u7b54\u6848\u662f\uff15\u3002", "\u4e00\u5171\u662f5\u4e2a\u3002",
     "#### 5\n" + LONG,
 )  # fmt: skip
+MATRIX = r"\begin{pmatrix} 8 & 12 \\ -4 & 20 \end{pmatrix}"
 TABLE = [
     *[(SUM, SUM_LABEL, response, False) for response in WRONG],
     *[(SUM, SUM_LABEL, response, True) for response in RIGHT],
@@ -66,6 +67,11 @@ TABLE = [
     # labels that are no numbers, in plain words
     ("Where is it?", "(3,-2)", "The point is (3, -2).", True),
     ("Expand it.", "x^2+2x+1", "So the result is (x+1)\u00b2.", True),
+    ("Invert it.", MATRIX, f"So it is {MATRIX}.", True),
+    ("Invert it.", MATRIX, f"The inverse is {MATRIX}.", True),
+    ("Invert it.", MATRIX, f"It is not {MATRIX}.", False),
+    ("Invert it.", MATRIX, "The answer is $" + MATRIX.replace(r"\\ ", "\\\\\n") + "$.", True),
+    ("Invert it.", MATRIX, f"The answer is {MATRIX.replace('8', '9')}.", False),
     ("How large is it?", r"36\pi", "The area is 36\u03c0 square centimetres.", True),
     ("Even or odd?", r"\text{odd}", "The function is not odd.", False),
     ("Even or odd?", r"\text{odd}", "Is it odd?", False),

@@ -97,6 +97,7 @@ STATEMENT = re.compile(
 _FORMULA = re.compile(
     r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
 )
+_MATRIX = re.compile(r"\\begin\{(\w*matrix|array|cases)\}.*?\\end\{\1\}", re.DOTALL)
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")  # "$5 and $7" encloses words, not a formula
 # The parts of a value in running text, each with an example.
 _OPERATOR = r"[-=+*/^(<>]"
@@ -414,7 +415,8 @@ def _plain(text: str) -> str:
     text = _TABLE_ROW.sub(lambda row: row[0].replace("|", " "), text)
     text = _HEADING.sub(r"\1:", plain_signs(text))
     text = _MARKDOWN.sub("", text).replace("</answer>", "\n")
-    text = _FORMULA.sub(lambda found: found[0].replace("\n", " "), text)
+    for of_several_lines in (_MATRIX, _FORMULA):
+        text = of_several_lines.sub(lambda found: found[0].replace("\n", " "), text)
     text = _EXCLUDED.sub("", _MARKER.sub("", text))
     return _REMARK.sub(lambda remark: remark[0] if is_doubtful(remark[0]) else "", text)
 

@@ -276,7 +276,7 @@ def _single(text: str) -> Value | None:
     if not text or not split(text)[0]:
         return None
     if r"\begin" in text:
-        return Formula(latex(text))
+        return None if _PROSE.search(text) else Formula(latex(text))
     for kind, sign in (("u", _UNION), (":", ":")):
         pieces = split(text, sign)[0]
         if len(pieces) > 1:
