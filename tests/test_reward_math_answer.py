@@ -67,6 +67,11 @@ TABLE = [
     # labels that are no numbers, in plain words
     ("Where is it?", "(3,-2)", "The point is (3, -2).", True),
     ("Expand it.", "x^2+2x+1", "So the result is (x+1)\u00b2.", True),
+    ("Which one?", "C", "So it is C.", True),
+    ("Which one?", "C", "So it is not C.", False),
+    ("Which one?", "C", "Is it C?", False),
+    ("Which one?", "C", "So it is C. Or is it D?", False),
+    ("Which one?", "C", "It is D.\nSo it is C, I guess.", False),
     ("Invert it.", MATRIX, f"So it is {MATRIX}.", True),
     ("Invert it.", MATRIX, f"The inverse is {MATRIX}.", True),
     ("Invert it.", MATRIX, f"It is not {MATRIX}.", False),

@@ -143,7 +143,8 @@ _X = r"\s*(?:(?i:option|choice)\s+)?\(?[A-Z]\)?(?!'?\w)"
 _CLAUSE = r"(?!\s+(?!and\b|or\b)[a-z])"  # as in "B, A is wrong"
 _SECOND = re.compile(rf"\?|\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{_CLAUSE})")
 _ENDS = re.compile(r"\s*(?:[.:),;!?\]]|$)")
-_ALONE = re.compile(r"\W*([A-Z])[^\w?]*", re.IGNORECASE)
+# "B.", "So it is B."
+_ALONE = re.compile(rf"(?:(?:(?:so|thus|therefore),? )?{_IT_IS})?\W*([A-Z])[^\w?]*", re.IGNORECASE)
 _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
 _OPTION = re.compile(r"\(?([A-Z])[.):]\s+(?!.*\b[A-Z][.):])[^?]*")  # a response "C. 42"
 _LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
