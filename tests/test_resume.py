@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -44,7 +43,7 @@ def copied(killed, tmp_path):
     shutil.copytree(killed, tmp_path, ignore=lambda *_: FILES_OF_DATABASE, dirs_exist_ok=True)
     of_lane = sqlite3.connect(killed / DATABASE)
     of_copy = sqlite3.connect(tmp_path / DATABASE)
-    with closing(of_lane), closing(of_copy):
+    with contextlib.closing(of_lane), contextlib.closing(of_copy):
         of_lane.backup(of_copy)
     return tmp_path, ["--resume", "mine", "--ckpt.path", str(tmp_path / "runs/mine/checkpoints")]
 
@@ -157,8 +156,9 @@ def disturb_the_raylet(folder, disturb, *flags, environment=None):
             command, cwd=folder, stdout=output, stderr=output, env=os.environ | (environment or {})
         )
     try:
+        deadline = time.monotonic() + 600
         while "\nlook  " not in log.read_text():
-            assert driver.poll() is None, log.read_text()
+            assert driver.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         started = psutil.Process(driver.pid).children(recursive=True)
         [raylet] = [process for process in started if process.name() == "raylet"]
@@ -171,7 +171,7 @@ def disturb_the_raylet(folder, disturb, *flags, environment=None):
 
 
 def hold_for(seconds):
-    """Return what stops a process for so long."""
+    """Return a function that holds a process for so many seconds."""
 
     def hold(process):
         process.suspend()
@@ -184,10 +184,11 @@ def hold_for(seconds):
 
 def test_a_run_whose_only_host_ray_gives_up_ends_and_says_so(tmp_path):
     """Its policy is not made yet, and would wait for a host for ever."""
-    checks = {"timeout_ms": 500, "period_ms": 500, "failure_threshold": 2, "initial_delay_ms": 0}
+    # Quick, but not so quick that Ray gives a busy host up by itself
+    checks = {"timeout_ms": 3000, "period_ms": 500, "failure_threshold": 2, "initial_delay_ms": 0}
     environment = {f"RAY_health_check_{name}": str(value) for name, value in checks.items()}
     code, output = disturb_the_raylet(
-        tmp_path, hold_for(8), "--run_name", "mine", environment=environment
+        tmp_path, hold_for(15), "--run_name", "mine", environment=environment
     )
     assert code == 1, output
     [line] = [line for line in output.splitlines() if line.startswith("error: ")]

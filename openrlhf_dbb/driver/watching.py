@@ -64,7 +64,7 @@ def find_dead(parts: Mapping[str, Any], wait_s: float = 10) -> str | None:
         return None
     hosts = {node["NodeID"]: node for node in ray.nodes()}
     places = []
-    cause = "killed or crashed, perhaps for want of memory (see dmesg on that host)"
+    cause = f"{ray_start.KILLED} (see dmesg on that host)"
     for name in dead:
         about = _actor_table(parts[name])
         host = hosts[about["Address"]["NodeID"]]
@@ -108,11 +108,11 @@ def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[No
 
 
 class _Watch:
-    """What the threads do that run beside a training.
+    """Two threads beside a training: one shows its progress, the other checks Ray's hosts.
 
     Attributes:
-        done: set it when the training has ended.
-        error: for which the training was ended from here, if it was.
+        done: tells the threads that the training has ended.
+        error: ended the training from one of the threads; None: no thread has ended it.
     """
 
     def __init__(self, trainer: upstream.InThisProcess, progress: Progress) -> None:

@@ -115,7 +115,7 @@ def _next_answer(calls: dict[Any, Any]) -> tuple[Any, tuple[list[Finished], int,
     except ray.exceptions.RayActorError as error:
         if error.actor_init_failed:
             raise  # with the exception of its constructor
-        cause = "killed or crashed, perhaps for want of memory (see dmesg)"
+        cause = f"{ray_start.KILLED} (see dmesg)"
         raise RunError(f"an engine has died: {cause}; {_KEPT}") from error
 
 

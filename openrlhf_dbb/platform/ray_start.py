@@ -18,6 +18,7 @@ from openrlhf_dbb.secrets import mask_process
 from openrlhf_dbb.terminal import prepare_streams
 
 WAIT_S = 600
+KILLED = "killed or crashed, perhaps for want of memory"
 HOST_LOST = "Ray has lost the host, which is down or was too busy to answer"
 _TRIES = 2
 _LONGEST_SOCKET = 107  # bytes of a path; Linux has room for 108 with the zero behind it
