@@ -127,6 +127,7 @@ def generator(engine):
         sampler=None,
         *,
         sleep=False,
+        lora=0,
         engines=(engine,),
         at_a_time=None,
         train_batch=0,
@@ -140,7 +141,8 @@ def generator(engine):
             rollout=sizes | {"vllm_generate_batch_size": at_a_time}, vllm={"enable_sleep": sleep},
             algo={"advantage": {"is_correction_level": "off"}, "kl": {"init_coef": 0.0}},
             train={"batch_size": train_batch, "max_epochs": 1, "vllm_log_probs": vllms},
-            critic={"model_name_or_path": None}, replay={"samples": 0}, rollouts={"record": False},
+            critic={"model_name_or_path": None}, ds={"lora": {"rank": lora}}, data={"max_images_per_prompt": 0},
+            replay={"samples": 0}, rollouts={"record": False},
         )  # fmt: skip
         rows = Rows(("", str(i), label, None) for i, label in enumerate(labels, 1))
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
@@ -415,7 +417,7 @@ def test_a_checkpoint_between_steps_continues_with_the_same_batches(generator, l
 
 
 def test_engines_sleep_between_batches_whatever_happens(generator, engine):
-    made = generator(["broken"] * 2, sleep=True)
+    made = generator(["broken"] * 2, sleep=True, lora=8)
     with pytest.raises(ArithmeticError, match="the reward function failed"):
         made.generate_samples(temperature=0.7)
     calls = ray.get(engine.recorded.remote())
@@ -423,8 +425,31 @@ def test_engines_sleep_between_batches_whatever_happens(generator, engine):
     assert set(calls[1:-1]) <= {("1", "broken", 0.7, GROUP), ("2", "broken", 0.7, GROUP)}
 
 
+@pytest.mark.parametrize(("lora", "sent"), [(0, [1, 3]), (8, [])])
+def test_engines_that_gave_their_weights_up_get_them_before_they_generate(
+    generator, engine, lora, sent
+):
+    """With adapters they keep theirs. The trainer sends them before the second batch, as after each step."""
+
+    def send_weights():
+        assert ray.get(engine.recorded.remote()) == []  # nothing has woken up yet
+        batches.append(number)
+        made.engines_have_weights = True
+
+    batches = []
+    made = generator([MIXED] * 6, sleep=True, lora=lora, send_weights=send_weights)
+    for number in (1, 2, 3):
+        ray.get(engine.start_over.remote({}))
+        if number == 2:
+            made.engines_have_weights = True
+        draw(made)
+        first, *_, last = ray.get(engine.recorded.remote())
+        assert (first, last) == ("wake_up", "sleep")
+    assert batches == sent
+
+
 def test_more_responses_are_scored_as_in_training_and_the_engine_sleeps_again(generator, engine):
-    made = generator([], sleep=True)
+    made = generator([], sleep=True, lora=8)
     prompts = [Prompt("a", "10?"), Prompt("b", "0-1")]
     scores = made.score_more(prompts, 3, temperature=0.5, n_samples_per_prompt=8)
     # a score that is absent, unlike a missing one (NaN), leaves the reward

@@ -93,3 +93,25 @@ def test_a_training_ends_in_order_but_not_later_than_that(stuck):
     os.kill(process.pid, signal.SIGTERM)
     assert process.communicate(timeout=WITHIN_S)[0] == "orderly 143\n"
     assert process.returncode == 143
+
+
+# A thread finds out that an engine has died; the main thread takes longer than a signal would let it.
+FOUND = """
+import os, threading, time
+from openrlhf_dbb.driver import interrupt
+interrupt.END_S = 0.2
+interrupt.install()
+try:
+    threading.Timer(0.1, interrupt.raise_in_main).start()
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1)
+    print("rank 1 has died", flush=True)
+    os._exit(7)
+"""
+
+
+def test_a_thread_that_ends_a_training_leaves_time_to_say_why():
+    command = [sys.executable, "-c", FOUND]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "rank 1 has died\n", "")

@@ -1,6 +1,7 @@
 """The real pipeline, end to end: Ray actors, DeepSpeed engine, vLLM engine, a small model."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -95,7 +96,24 @@ def test_vllm_samples_from_the_weights_that_were_trained(finished):
     assert (moved / size).sqrt() > 0.01
 
 
-# A training whose trainer takes the machine for one with CUDA, and notes what it does.
+# An engine that has no weights any more once it has slept.
+FORGETFUL = """
+from openrlhf_dbb.actors.vllm_actor import StrictRolloutActor
+
+def forget(worker):
+    for weight in worker.model_runner.model.parameters():
+        weight.data.zero_()
+
+class Forgetful(StrictRolloutActor):
+    async def sleep(self):
+        await self.llm.collective_rpc(forget)
+
+    async def wake_up(self, tags=None):
+        pass
+"""
+
+# A training whose trainer takes the machine for one with CUDA, and notes what it does. With the word "sleep" its
+# engines sleep.
 TRIED = """
 import sys
 from types import SimpleNamespace
@@ -105,13 +123,19 @@ from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 with upstream.imports_for_driver():
-    from openrlhf_dbb.actors import trainer
+    from openrlhf_dbb.actors import trainer, vllm_actor
+    from forgetful import Forgetful
+SLEEPS = sys.argv.pop(1) == "sleep"
 
 def note(*event):
     with open("events", "a") as events:
         print(*event, file=events)
 
 class Trainer(trainer.PosteriorTrainer):
+    def __init__(self, model, strategy, *groups, **options):
+        strategy.args.vllm.enable_sleep = SLEEPS
+        super().__init__(model, strategy, *groups, **options)
+
     def broadcast_to_vllm(self):
         super().broadcast_to_vllm()
         note("sent", self.progress.step)
@@ -121,12 +145,38 @@ class Trainer(trainer.PosteriorTrainer):
         note("evaluated", step)
 
 trainer.PosteriorTrainer = Trainer
+vllm_actor.StrictRolloutActor = Forgetful
 trainer.cpu = SimpleNamespace(active=lambda: False)
 sys.exit(train_grpo.main(sys.argv[1:]))
 """
 
 
-def test_weights_are_sent_once_before_the_first_evaluation(tmp_path):
+def run_script(folder, script, *words, **modules):
+    """Run a script in a folder; it and Ray's actors can import these modules."""
+    for name, source in modules.items():
+        (folder / f"{name}.py").write_text(source)
+    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-c", script, *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": paths},
+        text=True,
+        capture_output=True,
+        timeout=900,
+    )
+
+
+@pytest.mark.parametrize(
+    ("engines", "expected"),
+    [
+        ("awake", ["sent 0", "evaluated 0", "sent 0", "sent 1", "evaluated 2"]),
+        # No update follows an evaluation. After the last one the generator wakes them to find the data at its end.
+        ("sleep", ["sent 0", "evaluated 0", "sent 0", "sent 0", "sent 1", "evaluated 2", "sent 2"]),
+    ],
+)
+def test_weights_are_sent_before_the_first_evaluation_and_to_engines_that_slept(
+    tmp_path, engines, expected
+):
     """With CUDA, so that a fault on their way ends the run before an evaluation has taken an hour."""
     flags = [
         "--estimator",
@@ -139,18 +189,45 @@ def test_weights_are_sent_once_before_the_first_evaluation(tmp_path):
         "--ckpt.save_steps",
         "-1",
     ]
-    command = [sys.executable, "-c", TRIED, *flags, "--train.batch_size", "128"]
-    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=900)
+    flags += ["--train.batch_size", "128"]
+    done = run_script(tmp_path, TRIED, engines, *flags, forgetful=FORGETFUL)
     assert done.returncode == 0, done.stderr[-4000:]
     events = (tmp_path / "events").read_text().splitlines()
-    assert events == [
-        "sent 0",
-        "evaluated 0",
-        "sent 0",
-        "sent 1",
-        "evaluated 2",
-    ]  # of steps that are done
+    assert events == expected  # of steps that are done
     check_posteriors(tmp_path, steps=2)
+    metrics = [json.loads(text) for (text,) in rows(tmp_path, "SELECT metrics FROM steps")]
+    differences = [of_step["vllm/log_prob_difference"] for of_step in metrics]
+    assert len(differences) == 2 and max(differences) < 0.01
+
+
+BROKEN = """
+import sys
+from openrlhf_dbb import upstream
+from openrlhf_dbb.cli import train_grpo
+from openrlhf_dbb.platform import cpu
+
+cpu.prepare_driver()
+with upstream.imports_for_driver():
+    from openrlhf_dbb.actors import vllm_actor
+    from broken import Broken
+
+vllm_actor.StrictRolloutActor = Broken
+train_grpo.command(sys.argv[1:])
+"""
+BROKEN_ENGINE = """
+from openrlhf_dbb.actors.vllm_actor import StrictRolloutActor
+
+class Broken(StrictRolloutActor):
+    async def __init__(self, *args, **kwargs):
+        raise ValueError("no room for the cache")
+"""
+
+
+def test_an_engine_that_cannot_be_made_is_the_reason_although_the_policy_waits_for_it(tmp_path):
+    done = run_script(tmp_path, BROKEN, "--run_name", "mine", *FLAGS, broken=BROKEN_ENGINE)
+    assert done.returncode == 1, done.stderr[-4000:]
+    assert "ValueError: no room for the cache" in done.stderr
+    assert "run mine has not finished" in done.stderr
 
 
 @pytest.fixture(scope="module")

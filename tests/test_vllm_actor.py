@@ -212,3 +212,19 @@ def test_an_engine_process_gives_its_reason(ray_node):
     }
     said = reason(model=str(tiny.prepare(tiny.default_folder()).model), **small)
     assert said.startswith("vLLM did not start: ValueError: ") and "memory" in said
+
+
+@pytest.mark.parametrize(("gives_up_weights", "expected"), [(True, [2, 2]), (False, [1, 2])])
+def test_an_engine_keeps_its_weights_in_sleep_unless_they_are_sent_anew(gives_up_weights, expected):
+    """vLLM copies weights to main memory at level 1, and gives them up at level 2."""
+
+    async def sleep(*, level):
+        levels.append(level)
+
+    levels = []
+    actor = StrictRolloutActor.__new__(StrictRolloutActor)
+    actor._gives_up_weights = gives_up_weights
+    actor.llm = SimpleNamespace(sleep=sleep)
+    asyncio.run(actor.sleep())
+    asyncio.run(actor.sleep(level=2))
+    assert levels == expected

@@ -17,7 +17,7 @@ from openrlhf_dbb.core import filling
 from openrlhf_dbb.core.arrays import Floats, Key
 from openrlhf_dbb.core.filling import Answer, Filler, Request
 from openrlhf_dbb.core.strategies import Predictive, Sampler
-from openrlhf_dbb.platform import vllm_requests
+from openrlhf_dbb.platform import cuda, vllm_requests
 
 PROMPTS_A_CALL = 8  # a call of Ray takes as long as a short prompt
 
@@ -133,6 +133,7 @@ class RolloutGenerator(SamplesGenerator):
 
     Attributes:
         filler: fills the batches; it counts the rollouts and knows the policy that the engines have.
+        engines_have_weights: False while engines have given theirs up; whoever sends weights sets it.
     """
 
     def __init__(
@@ -144,8 +145,11 @@ class RolloutGenerator(SamplesGenerator):
         | None = None,  # given if the sampler draws the prompts
         prompt_ids: Mapping[Key, int],
         max_rollouts: int | None = None,
+        send_weights: Callable[[], None] | None = None,  # given where engines give theirs up
     ) -> None:
         super().__init__(*args)
+        self._send_weights = send_weights
+        self.engines_have_weights = not cuda.gives_up_weights(self.args)
         for engine in self.vllm_engines:
             engine.use_tokenizer.remote(self.tokenizer)
         self._prompt_ids = prompt_ids
@@ -288,13 +292,18 @@ class RolloutGenerator(SamplesGenerator):
 
     @contextlib.contextmanager
     def _engines_awake(self) -> Iterator[None]:
-        if self.args.vllm.enable_sleep:
-            ray.get([engine.wake_up.remote() for engine in self.vllm_engines])
+        if not self.args.vllm.enable_sleep:
+            yield
+            return
+        if not self.engines_have_weights:
+            assert self._send_weights is not None
+            self._send_weights()
+        ray.get([engine.wake_up.remote() for engine in self.vllm_engines])
         try:
             yield
         finally:
-            if self.args.vllm.enable_sleep:
-                ray.get([engine.sleep.remote() for engine in self.vllm_engines])
+            ray.get([engine.sleep.remote() for engine in self.vllm_engines])
+            self.engines_have_weights = not cuda.gives_up_weights(self.args)
 
     def _ask(
         self, prompts: Sequence[Prompt], most: int, **generate_kwargs: Any

@@ -156,6 +156,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             predictive=self._posteriors.predictive if rollouts.draws else None,
             prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self._budget,
+            send_weights=self._send_weights_again,
         )
         self.prompts_dataloader = self._generator
         self.samples_generator = self._generator
@@ -352,6 +353,14 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         updating = contextlib.nullcontext() if self._ahead is None else self._ahead.updating()
         with updating:
             super().broadcast_to_vllm()
+        self._generator.engines_have_weights = True
+
+    def _send_weights_again(self) -> None:
+        """Send the weights to engines that have given theirs up, in the midst of another phase of the progress."""
+        phase = self.progress.phase
+        size = self.progress.size
+        self.broadcast_to_vllm()
+        self.progress.enter(phase, size)
 
     def _probe(self, batch: RolloutBatch) -> Probes:
         prompts = [group.prompt for group in batch.trained + batch.filtered]

@@ -50,12 +50,22 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
 class StrictRolloutActor(PlatformRolloutActor):
     """The vLLM actor of a run with posteriors. A broken reward stops the run, and a missing reward is not 0."""
 
-    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, *args: Any, gives_up_weights: bool = False, **kwargs: Any
+    ) -> None:
         worker = "openrlhf_dbb.platform.vllm_worker.WeightWorker"
         # The policy's log-probs are of the distribution that was sampled from, so vLLM's must be of it.
         engine = {"logprobs_mode": "processed_logprobs", **kwargs, "worker_extension_cls": worker}
         await super().__init__(*args, **engine)
         self._tokenizer: Any = None
+        self._gives_up_weights = gives_up_weights
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give the GPU's memory back; main memory gets a copy of the weights unless they are sent anew.
+
+        Upstream calls this without a level right after the engine's start, too.
+        """
+        await super().sleep(level=2 if self._gives_up_weights else level)
 
     def use_tokenizer(self, tokenizer: Any) -> None:
         """Keep the tokenizer of the run for all of its prompts."""

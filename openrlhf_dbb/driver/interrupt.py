@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from openrlhf_dbb.terminal import print_error
+
 END_S = 2.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -18,6 +20,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class _Interrupts:  # of this process: signals have one handler only
     says: Callable[[], str] = staticmethod(lambda: "nothing was started")
     at_once = True
+    is_ours = False  # the next one comes from a thread of this process
 
 
 def install() -> None:
@@ -45,13 +48,37 @@ def raise_from_now_on() -> None:
     _Interrupts.at_once = False
 
 
+def raise_in_main() -> None:
+    """Raise KeyboardInterrupt in the main thread, for a thread that has seen why the training cannot go on.
+
+    After a signal the process ends within ``END_S``. Here the main thread has time to ask which actor has died.
+    """
+    _Interrupts.at_once = False
+    _Interrupts.is_ours = True
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    # Unlike _thread.interrupt_main this also ends a wait in C.
+    signal.pthread_kill(main_thread, signal.SIGINT)
+
+
+def give_up(line: str) -> None:
+    """End the process with this line, for a thread whose main thread is stuck."""
+    print_error(line)
+    kill_children()
+    os._exit(1)
+
+
 def _handle(number: int, frame: FrameType | None) -> None:
-    if not _Interrupts.at_once:
+    if _Interrupts.at_once:
+        return
+    if _Interrupts.is_ours:
+        _Interrupts.is_ours = False
+    else:
         # What waits for a host that is gone, or for a full disk, is not waited for.
         ending = threading.Timer(END_S, _end, (number,))
         ending.daemon = True
         ending.start()
-        raise KeyboardInterrupt(128 + number)
+    raise KeyboardInterrupt(128 + number)
 
 
 def _watch(reader: int) -> None:

@@ -10,6 +10,7 @@ from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.driver.ray_session import RayStart
 from openrlhf_dbb.driver.watching import PartDied, find_dead, parts_of, watching
+from openrlhf_dbb.platform import cuda
 from openrlhf_dbb.platform.actor_start import started_actors
 from openrlhf_dbb.platform.ray_start import find_all_lost
 
@@ -79,12 +80,17 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
         threads=prepared.threads,
     )
     verbose = prepared.settings.args.verbose
+    rollout_actor = upstream.with_more(
+        rollout_actor,
+        **prepared.engine_arguments,
+        gives_up_weights=cuda.gives_up_weights(args),
+    )
     try:
         with watching(trainer, progress), upstream.quiet(verbose):
             upstream.run(
                 args,
                 trainer=trainer,
-                rollout_actor=upstream.with_more(rollout_actor, **prepared.engine_arguments),
+                rollout_actor=rollout_actor,
                 policy_actor=policy_actor,
                 get_strategy=get_strategy,
                 bars=verbose,

@@ -1,6 +1,5 @@
 """Watches a training from its driver: the line of its progress, actors that have died."""
 
-import _thread
 import contextlib
 import threading
 import time
@@ -15,6 +14,7 @@ from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.platform import ray_start
 
 _CHECK_HOSTS_EVERY_S = 5
+_STUCK_S = 60  # after which a main thread that takes no exception never will
 _GROUPS = {
     "actor_model_group": "policy",
     "reference_model_group": "reference",
@@ -170,5 +170,8 @@ class _Watch:
         # The main thread mostly sees the same error, with more to say.
         if not self.done.wait(5) and self.error is None:
             self.error = error
-            interrupt.raise_from_now_on()
-            _thread.interrupt_main()
+            interrupt.raise_in_main()
+            if not self.done.wait(_STUCK_S):
+                # Ray's errors end with the reason, after a traceback of the actor.
+                reason = str(error).strip().splitlines()[-1]
+                interrupt.give_up(f"error: {reason}")

@@ -260,6 +260,16 @@ def less_memory(args: SimpleNamespace) -> str:
     return f"give --actor.gradient_checkpointing_enable, {sizes}, or give {smaller(args)}"
 
 
+def gives_up_weights(args: SimpleNamespace) -> bool:
+    """Return whether an engine that sleeps keeps no weights, because the policy sends all of them before it generates.
+
+    With adapters the frozen weights are not sent, and of a model that sees images vLLM has tensors that no weight is
+    loaded into.
+    """
+    sends_all = not args.ds.lora.rank and not args.data.max_images_per_prompt
+    return bool(args.vllm.enable_sleep and sends_all)
+
+
 def rows(args: SimpleNamespace, part: str) -> int:
     """Return the most rows of ``--data.max_len`` tokens in a micro-batch; ``part`` is "train" or "rollout"."""
     sizes = getattr(args, part)
