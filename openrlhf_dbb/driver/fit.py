@@ -378,14 +378,15 @@ def _row_memory(settings: Settings, shape: Shape) -> tuple[float, float]:
 def host_memory(settings: Settings, shape: Shape) -> float:
     """Return an estimate of the bytes of main memory that a host with GPUs needs.
 
-    An engine that sleeps keeps a copy of its weights there unless they are sent anew, and the policy its gradients and
-    Adam's states.
+    The policy that sleeps keeps its gradients and Adam's states there, and an engine a copy of its weights unless they
+    are sent anew, which OpenRLHF's own trainer does not do.
     """
     args = settings.args
     engines = args.vllm.num_engines / args.actor.num_nodes
     processes = engines * args.vllm.tensor_parallel_size + args.actor.num_gpus_per_node
     needed = _HOST_PROCESS * processes
-    if args.vllm.enable_sleep and not cuda.gives_up_weights(args):
+    keeps_copies = settings.estimator == NO_ESTIMATOR or not cuda.gives_up_weights(args)
+    if args.vllm.enable_sleep and keeps_copies:
         needed += engines * _PINNED * WEIGHT * shape.parameters
     if args.ds.enable_sleep or args.ds.adam_offload:
         needed += (WEIGHT + OPTIMIZER) * shape.trained(args) / args.actor.num_nodes
