@@ -104,6 +104,28 @@ def see_who_has_died(ray):
     assert watching.find_dead({"rank 0 of the policy": broken}) is None
 
 
+@pytest.mark.parametrize(
+    ("alive", "gpus", "line"),
+    [
+        ("ab", 16, None),
+        ("a", 8, None),  # the others are not needed
+        ("a", 9, "too few hosts are left (without b 8 of 9 GPUs): Ray has lost the host, which"),
+        ("", 0, "no host is left (a, b): Ray has lost the host, which"),
+    ],
+)
+def test_a_run_that_has_too_few_hosts_left_is_told_which_are_lost(monkeypatch, alive, gpus, line):
+    import ray
+
+    resources = {"GPU": 8.0, "CPU": 64.0}
+    hosts = [
+        {"NodeManagerHostname": name, "Alive": name in alive, "Resources": resources}
+        for name in "ab"
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: hosts)
+    lost = ray_start.find_lost(gpus)
+    assert lost is line or lost.startswith(line)
+
+
 def test_a_cluster_is_that_of_ray_address_or_the_one_on_this_host_or_none(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))

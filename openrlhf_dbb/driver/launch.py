@@ -6,13 +6,14 @@ from typing import Any
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.progress import Progress
 from openrlhf_dbb.driver import interrupt, recorded
+from openrlhf_dbb.driver.checks import gpus_needed
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.driver.ray_session import RayStart
 from openrlhf_dbb.driver.watching import PartDied, find_dead, parts_of, watching
 from openrlhf_dbb.platform import cuda
 from openrlhf_dbb.platform.actor_start import started_actors
-from openrlhf_dbb.platform.ray_start import find_all_lost
+from openrlhf_dbb.platform.ray_start import find_lost
 
 
 def launch(prepared: Prepared, ray_start: RayStart) -> Any:
@@ -22,7 +23,7 @@ def launch(prepared: Prepared, ray_start: RayStart) -> Any:
         The trainer's last :class:`openrlhf_dbb.actors.progress.Progress`; None for OpenRLHF alone.
 
     Raises:
-        PartDied: an actor has died, or no host is left; it names them.
+        PartDied: an actor has died, or Ray has lost hosts that the run needs; it names them.
         Exception: another one that ended the training.
     """
     import ray
@@ -85,8 +86,9 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
         **prepared.engine_arguments,
         gives_up_weights=cuda.gives_up_weights(args),
     )
+    gpus = gpus_needed(args)
     try:
-        with watching(trainer, progress), upstream.quiet(verbose):
+        with watching(trainer, progress, gpus), upstream.quiet(verbose):
             upstream.run(
                 args,
                 trainer=trainer,
@@ -98,7 +100,7 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
             )
             return trainer.made.finish()
     except ray.exceptions.RayError as error:
-        died = find_all_lost()
+        died = find_lost()
         if died is None and trainer.made is not None:
             died = find_dead(parts_of(trainer.made))
         if died is None:

@@ -23,7 +23,7 @@ _GROUPS = {
 
 
 class PartDied(RunError):
-    """An actor or an engine of the run is gone, or the last host."""
+    """An actor or an engine of the run is gone, or a host that it needs."""
 
 
 def parts_of(trainer: Any) -> dict[str, Any]:
@@ -84,14 +84,14 @@ def _actor_table(actor: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[None]:
-    """Show progress within the block, and end it when an engine has died, or Ray has lost all hosts.
+def watching(trainer: upstream.InThisProcess, progress: Progress, gpus: int) -> Iterator[None]:
+    """Show progress within the block, and end it when an engine has died, or Ray has lost hosts.
 
     Raises:
         RayError: the engine's, in the place of the KeyboardInterrupt that ends the wait.
-        PartDied: no host is left.
+        PartDied: no host is left, or too few for these GPUs.
     """
-    watch = _Watch(trainer, progress)
+    watch = _Watch(trainer, progress, gpus)
     showing = threading.Thread(target=watch.show, daemon=True)
     showing.start()
     # In a thread of its own: it waits for as long as Ray's head does not answer.
@@ -115,11 +115,12 @@ class _Watch:
         error: ended the training from one of the threads; None: no thread has ended it.
     """
 
-    def __init__(self, trainer: upstream.InThisProcess, progress: Progress) -> None:
+    def __init__(self, trainer: upstream.InThisProcess, progress: Progress, gpus: int) -> None:
         self.done = threading.Event()
         self.error: Exception | None = None
         self._trainer = trainer
         self._progress = progress
+        self._gpus = gpus
         self._line = ProgressLine()
         self._warned: set[str] = set()
 
@@ -159,11 +160,11 @@ class _Watch:
         self._line.show(progress_text(progress, finished, time.monotonic()), last=last)
 
     def check_hosts(self) -> None:
-        """End the training if Ray has lost all hosts."""
+        """End the training if Ray has lost all hosts, or too many of them."""
         while not self.done.wait(_CHECK_HOSTS_EVERY_S):
-            all_lost = ray_start.find_all_lost()
-            if all_lost is not None:
-                self._end(PartDied(all_lost))
+            lost = ray_start.find_lost(self._gpus)
+            if lost is not None:
+                self._end(PartDied(lost))
                 break
 
     def _end(self, error: Exception) -> None:

@@ -73,7 +73,7 @@ def generate(
     Ray must be running.
 
     Raises:
-        RunError: an engine has died, or Ray has lost all hosts.
+        RunError: an engine has died, or Ray has lost so many hosts that the engines' GPUs are not left.
     """
     import ray
 
@@ -82,8 +82,9 @@ def generate(
     actors = [actor.remote(arguments | {"seed": seed}, sampling) for seed in seeds]
     waiting = deque(requests)
     calls = {engine.work.remote([]): engine for engine in actors}
+    gpus = options.get("num_gpus", 0) * len(seeds)
     while calls:
-        engine, (finished, unfinished, capacity) = _next_answer(calls)
+        engine, (finished, unfinished, capacity) = _next_answer(calls, gpus)
         # Twice its capacity, so that the engine is full until its next call.
         room = math.ceil((2 * capacity - unfinished) / sampling["n"])
         # At most an equal share, so that all engines end together.
@@ -94,18 +95,18 @@ def generate(
         yield finished
 
 
-def _next_answer(calls: dict[Any, Any]) -> tuple[Any, tuple[list[Finished], int, int]]:
+def _next_answer(calls: dict[Any, Any], gpus: int) -> tuple[Any, tuple[list[Finished], int, int]]:
     """Take the next call that has ended from the calls; return its engine and what it returned.
 
     Raises:
-        RunError: the engine has died, or Ray has lost all hosts.
+        RunError: the engine has died, or Ray has lost so many hosts that these GPUs are not left.
     """
     import ray
 
     answered: list[Any] = []
     while not answered:
         answered, _ = ray.wait(list(calls), timeout=_CHECK_HOSTS_EVERY_S)
-        lost = None if answered else ray_start.find_all_lost()
+        lost = None if answered else ray_start.find_lost(gpus)
         if lost is not None:
             raise RunError(f"{lost}; {_KEPT}")
     [call] = answered

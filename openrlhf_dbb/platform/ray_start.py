@@ -154,18 +154,22 @@ def places(gpus_each: int = 1) -> int:
     return sum(int(min(host.get("GPU", 0) // gpus_each, host.get("CPU", 0))) for host in hosts)
 
 
-def find_all_lost() -> str | None:
-    """Return a line if Ray has given up all its hosts, None if one is left.
+def find_lost(gpus: int = 0) -> str | None:
+    """Return a line if Ray has given up all its hosts, or so many that too few ``gpus`` are left; else None.
 
-    Ask it where something waits for an actor: one that was not made yet would wait for a host for ever.
+    Ask it where something waits for an actor: one that was not made yet would wait for a host for ever. Without CUDA
+    the GPUs are logical ones.
     """
     import ray
 
     nodes = ray.nodes()
-    if any(node["Alive"] for node in nodes):
+    lost = sorted({node["NodeManagerHostname"] for node in nodes if not node["Alive"]})
+    if not any(node["Alive"] for node in nodes):
+        return f"no host is left ({', '.join(lost)}): {HOST_LOST} (now: {busyness()})"
+    left = places()
+    if not lost or left >= gpus:
         return None
-    names = sorted({node["NodeManagerHostname"] for node in nodes})
-    return f"no host is left ({', '.join(names)}): {HOST_LOST} (now: {busyness()})"
+    return f"too few hosts are left (without {', '.join(lost)} {left} of {gpus} GPUs): {HOST_LOST}"
 
 
 def busyness() -> str:
