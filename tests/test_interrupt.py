@@ -129,3 +129,26 @@ def test_a_thread_that_ends_a_training_leaves_time_to_say_why():
     command = [sys.executable, "-c", FOUND]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S)
     assert (done.returncode, done.stdout, done.stderr) == (7, "rank 1 has died\n", "")
+
+
+# As LOCKED, but a thread of the training finds out that an engine has died.
+STUCK = """
+import sqlite3, sys, threading
+from openrlhf_dbb.driver import interrupt, watching
+watching._STUCK_S = 1
+interrupt.install()
+watch = watching._Watch(None, None, 1)
+died = RuntimeError("a traceback\\nValueError: no room for the cache")
+connection = sqlite3.connect(sys.argv[1], timeout=60)
+threading.Thread(target=watch._end, args=(died,), daemon=True).start()
+connection.execute("BEGIN IMMEDIATE")
+"""
+
+
+def test_a_training_whose_main_thread_is_stuck_ends_with_the_reason(tmp_path):
+    path = str(tmp_path / "locked.db")
+    with sqlite3.connect(path, isolation_level=None) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        command = [sys.executable, "-c", STUCK, path]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S)
+    assert (done.returncode, done.stderr) == (1, "error: ValueError: no room for the cache\n")

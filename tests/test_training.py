@@ -188,8 +188,9 @@ def test_weights_are_sent_before_the_first_evaluation_and_to_engines_that_slept(
         "2",
         "--ckpt.save_steps",
         "-1",
+        "--train.batch_size",
+        "128",
     ]
-    flags += ["--train.batch_size", "128"]
     done = run_script(tmp_path, TRIED, engines, *flags, forgetful=FORGETFUL)
     assert done.returncode == 0, done.stderr[-4000:]
     events = (tmp_path / "events").read_text().splitlines()
