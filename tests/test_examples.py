@@ -43,6 +43,30 @@ def test_every_link_of_the_readme_leads_to_a_file_and_a_heading():
         assert not anchor or anchor in anchors(target), link
 
 
+def tables(page: Path) -> list[list[str]]:
+    """The tables of a Markdown page, as their lines; a row that a blank line cuts off is a table of its own."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    blocks = re.findall(r"(?:^ *\|.*\n)+", text, flags=re.MULTILINE)
+    return [block.splitlines() for block in blocks]
+
+
+def number_of_cells(line: str) -> int:
+    return len(re.split(r"(?<!\\)\|", line.strip()))
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("study/**/*.md")}),
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_each_table_of_a_page_is_whole(page):
+    for lines in tables(page):
+        assert len(lines) > 2, lines
+        assert re.fullmatch(r"[\s|:-]+", lines[1]), lines[:2]
+        head = number_of_cells(lines[0])
+        assert {number_of_cells(line) for line in lines} == {head}, lines[0]
+
+
 def test_the_loop_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     [source] = [block for block in code(README, "python") if "Posteriors.cr" in block]
