@@ -200,13 +200,20 @@ def _draw(_: argparse.Namespace) -> int:
 def _draw_rival() -> None:
     from study import cells, rival, rows
 
-    planned = {run.name for run in protocol.load(rival.NAME).choose([rival.NAME])}
-    kept = planned & rows.finished(RESULTS / rival.NAME, forced=True)
-    if kept < planned:  # the protocol allows no test before the last run
-        print(f"{rival.NAME}: {len(kept)} of {len(planned)} runs, not drawn yet")
-        return
-    page = map(cells.markdown, rival.report(RESULTS / rival.NAME, FIGURES))
-    _write_page(TABLES / rival.NAME, rival.TITLE, page)
+    plan = protocol.load(rival.NAME)
+    measured = rows.finished(RESULTS / rival.NAME, forced=True)
+    sections: list[str] = []
+    for experiment, title in rival.PARTS.items():
+        planned = {run.name for run in plan.choose([experiment])}
+        kept = planned & measured
+        if kept < planned:  # the protocol allows no test before the last run
+            print(f"{experiment}: {len(kept)} of {len(planned)} runs, not drawn yet")
+            continue
+        sections.append(f"## {title}")
+        tables = rival.report(RESULTS / rival.NAME, FIGURES, experiment)
+        sections += map(cells.markdown, tables)
+    if sections:
+        _write_page(TABLES / rival.NAME, rival.TITLE, sections)
 
 
 def _write_tables(study: Study, folder: Path) -> None:

@@ -17,6 +17,9 @@ from study.rows import Study
 
 TITLE = "Draws by the memory and their rival"
 NAME = "rival"
+"""Of the protocol and of the folder of its rows."""
+PARTS = {"rival": "At the rate 2e-5", "rival-half": "At half of this rate"}
+"""Titles of the protocol's experiments, each of which is tested by itself."""
 ARMS = {
     "even8": "even draws, N = 8 (GRPO)",
     "learns": "by the memory, N = 4",
@@ -36,18 +39,19 @@ Outcome = Callable[[Any], float]
 """One number of a run, from its rows of forced.csv."""
 
 
-def report(folder: Path, drawn: Path) -> list[Table]:
-    """Return the tables of the rows in a folder, and draw ``rival.png`` into another one."""
+def report(folder: Path, drawn: Path, experiment: str) -> list[Table]:
+    """Return the tables of an experiment's rows in a folder, and draw ``EXPERIMENT.png`` into another one."""
     study = rows.load(folder)
-    points = study.forced[study.forced.experiment == NAME]
+    points = study.forced[study.forced.experiment == experiment]
     tables = [
-        _arms(study, points),
+        _arms(study, points, experiment),
         _tests("Mean over the run", points, mean_over_run),
         _tests("At the end", points, at_end),
         _tests("The pool's whole range, at the end", points, pool_at_end),
     ]
-    _curves(points).savefig(drawn / "rival.png", dpi=150)
-    print(drawn / "rival.png")
+    picture = drawn / f"{experiment}.png"
+    _curves(points).savefig(picture, dpi=150)
+    print(picture)
     return tables
 
 
@@ -121,10 +125,10 @@ def _tests(title: str, points: Any, outcome: Outcome) -> Table:
     return Table(title, header, made, note)
 
 
-def _arms(study: Study, points: Any) -> Table:
+def _arms(study: Study, points: Any, experiment: str) -> Table:
     made = []
     for arm, label in ARMS.items():
-        runs = study.runs[(study.runs.experiment == NAME) & (study.runs.arm == arm)]
+        runs = study.runs[(study.runs.experiment == experiment) & (study.runs.arm == arm)]
         epochs = study.epochs[study.epochs.run.isin(runs.run) & (study.epochs.epoch > 0)]
         mixed = 100 * (1 - epochs.zero_variance.groupby(epochs.epoch).mean())
         of_arm = points[points.arm == arm]
@@ -157,8 +161,8 @@ def _curves(points: Any) -> Any:
     """Return the figure of the arms' mean curves with bands of 95 %, by the deviation within each arm."""
     figure, ((axes,),) = figures.new_figure(1, 1, height=5.8)
     grid_E = np.linspace(0, BUDGET, 25)
-    looks = [figures.LOOKS["point"], figures.LOOKS["dbb"], *figures._MORE]
-    for look, (arm, label) in zip(looks, ARMS.items(), strict=False):
+    looks = [figures.LOOKS[name] for name in ("point", "dbb", "auto", "laplace")]
+    for look, (arm, label) in zip(looks, ARMS.items(), strict=True):
         curves = []
         for _, run in points[points.arm == arm].groupby("seed"):
             ordered = run.sort_values("rollouts")
@@ -171,7 +175,7 @@ def _curves(points: Any) -> Any:
         high_E = mean_E + half_E
         axes.fill_between(grid_E, low_E, high_E, color=look["color"], alpha=0.12, linewidth=0)
     axes.set_ylabel("right answer's probability, %")
-    axes.set_xlabel("rollouts")
+    axes.set_xlabel("rollouts; bands: 95 %, within each arm")
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=1, handlelength=3
     )

@@ -39,7 +39,7 @@ def every_run():
 
 def test_the_tables_of_known_rows_and_the_figure(tmp_path):
     write_rows(tmp_path, every_run())
-    arms, mean, end, whole = rival.report(tmp_path, tmp_path)
+    arms, mean, end, whole = rival.report(tmp_path, tmp_path, "rival")
     by_arm = {row[0]: dict(zip(arms.header, row, strict=True)) for row in arms.rows}
     learns = by_arm[rival.ARMS["learns"]]
     # Ten runs, each 2 points from their mean: deviation 2 sqrt(10 / 9), divided by sqrt(10).
@@ -66,7 +66,7 @@ def test_nothing_is_drawn_before_the_last_run_is_measured(tmp_path, monkeypatch,
     for name in ("RESULTS", "TABLES", "FIGURES"):
         monkeypatch.setattr(command, name, tmp_path)
     asked = []
-    monkeypatch.setattr(rival, "report", lambda *folders: asked.append(folders) or [])
+    monkeypatch.setattr(rival, "report", lambda *given: asked.append(given) or [])
     folder = tmp_path / "rival"
     command._draw_rival()
     assert "0 of 40" in capsys.readouterr().out
@@ -78,7 +78,8 @@ def test_nothing_is_drawn_before_the_last_run_is_measured(tmp_path, monkeypatch,
     assert not asked
     write(folder / "forced.csv", forced)
     command._draw_rival()
-    assert asked == [(folder, tmp_path)]
+    assert asked == [(folder, tmp_path, "rival")]
+    assert "rival-half: 0 of 40" in capsys.readouterr().out
 
 
 @pytest.fixture
