@@ -339,6 +339,8 @@ def test_a_preset_of_ones_own_is_a_file(tmp_path):
         ("[flags]\nactor.adam.lr = ", "cannot be read: "),
         ("[flag]\nactor.adam.lr = 1e-6", r"'flag'.*\bflags\b"),
         ("[flags]\nactor.adm.lr = 1e-6", "--actor.adm.lr to 1e-06: .*--actor.adam.lr"),
+        ("[fp32]\nactor.adm.lr = 1e-6", "--actor.adm.lr to 1e-06: .*--actor.adam.lr"),
+        ("[fp32]\nactor.adam.lr = 'high'", "--actor.adam.lr to 'high': .*invalid float"),
         ("[flags]\nactor.optim = 'adm'", "--actor.optim to 'adm': .*choose from"),
     ],
 )

@@ -92,6 +92,27 @@ def test_a_machine_without_bfloat16_trains_in_float32_and_its_cores_are_shared(m
     assert threads("--train.async_enable", "--no-train.colocate_all") == 4  # both at the same time
 
 
+def rate(*argv):
+    settings = fit.fitted(arguments.parse([*argv]), SMOLLM2)
+    return settings.args.actor.adam.lr, settings.origin["actor.adam.lr"]
+
+
+def test_a_preset_has_its_own_values_for_float32(machine, tmp_path):
+    preset = ("--preset", "smollm2")
+    assert rate(*preset) == (2e-5, "preset smollm2")
+    assert rate(*preset, "--ds.param_dtype", "fp32") == (1e-5, "preset smollm2, in fp32")
+    machine(bf16=False)
+    assert rate(*preset) == (1e-5, "preset smollm2, in fp32")
+    assert rate(*preset, "--actor.adam.lr", "3e-5") == (3e-5, arguments.COMMAND_LINE)
+    own = tmp_path / "own.toml"
+    own.write_text('extends = "smollm2"\n[flags]\nactor.adam.lr = 4e-5\n')
+    assert rate("--preset", str(own)) == (4e-5, f"preset {own}")
+    own.write_text('extends = "smollm2"\n[flags]\ndata.max_len = 32\n')
+    assert rate("--preset", str(own)) == (1e-5, f"preset {own}, in fp32")
+    own.write_text('extends = "smollm2"\n[fp32]\nactor.adam.lr = 5e-6\n')
+    assert rate("--preset", str(own)) == (5e-6, f"preset {own}, in fp32")
+
+
 def test_flags_and_the_environment_win(machine, monkeypatch):
     flags = [
         "--ds.param_dtype",

@@ -250,6 +250,7 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     if not cpu.active():
         cuda.check_machine()
     names, preset = _choose(given)
+    preset = _with_fp32_read(parser, preset, f"preset {names['preset']}")
     for origin, layer in _layers(parser, given, names, preset, world_size):
         run.put(layer, origin)
     run.values.update(names)
@@ -382,22 +383,33 @@ def _of_machine(names: Mapping[str, str], world_size: int) -> Iterator[cuda.Laye
 
 
 def _of_preset(parser: Parser, preset: presets.Preset) -> Iterator[cuda.Layer]:
-    """Yield a layer for each flag of a preset, whose value is read as one of the command line.
-
-    Raises:
-        UsageError: a flag is unknown, or its value is none that it takes.
-    """
+    """Yield a layer for each flag of a preset."""
     for flag, value in (preset.flags | preset.gpus).items():
         origin = f"preset {preset.origin[flag]}"
         if value == "all" and flag in cuda.ALL_GPUS:
             yield origin, {flag: value}
             continue
-        try:
-            layer = vars(parser.parse_args(list(_words({flag: value}))))
-        except UsageError as error:
-            told = without_secrets(value, flag)
-            raise UsageError(f"{origin} sets --{flag} to {told!r}: {error}") from error
-        yield origin, layer
+        yield origin, _read(parser, origin, flag, value)
+
+
+def _with_fp32_read(parser: Parser, preset: presets.Preset, origin: str) -> presets.Preset:
+    read = {}
+    for flag, value in preset.fp32.items():
+        read.update(_read(parser, origin, flag, value))
+    return dataclasses.replace(preset, fp32=read)
+
+
+def _read(parser: Parser, origin: str, flag: str, value: Any) -> dict[str, Any]:
+    """Return a preset's value of a flag by the flag, read as one of the command line.
+
+    Raises:
+        UsageError: the flag is unknown, or its value is none that it takes.
+    """
+    try:
+        return vars(parser.parse_args(list(_words({flag: value}))))
+    except UsageError as error:
+        told = without_secrets(value, flag)
+        raise UsageError(f"{origin} sets --{flag} to {told!r}: {error}") from error
 
 
 def _of_method(names: Mapping[str, str], preset: presets.Preset) -> cuda.Layer:

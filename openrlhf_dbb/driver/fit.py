@@ -137,6 +137,8 @@ def _fitted_to_cpu(settings: Settings, shape: Shape) -> Settings:
     short = settings.args.data.max_len <= _SHORT
     settings = with_free(settings, "ds.attn_implementation", "eager" if short else "sdpa")
     settings = with_free(settings, "ds.param_dtype", "bf16" if cpu.has_bf16() else "fp32")
+    if settings.args.ds.param_dtype == "fp32":
+        settings = _in_fp32(settings)
     if rank_count(settings.args) == 1 and settings.args.actor.max_norm > 0:
         # The others copy each gradient, also on one rank. Without clipping, 0 gives no norm of the gradient.
         settings = with_free(settings, "ds.zero_stage", 0)
@@ -151,6 +153,14 @@ def _fitted_to_cpu(settings: Settings, shape: Shape) -> Settings:
     without = with_free(settings, RECOMPUTES, False)
     fits = cpu_memory(without, shape) <= free
     return without if fits else with_free(settings, RECOMPUTES, True)
+
+
+def _in_fp32(settings: Settings) -> Settings:
+    """Return the settings with the preset's values for float32, where nobody but a preset has given others."""
+    for flag, value in settings.preset_read.fp32.items():
+        if settings.origin.get(flag, "preset").startswith("preset"):
+            settings = settings.with_values({flag: value}, f"preset {settings.preset}, in fp32")
+    return settings
 
 
 def engine_arguments(settings: Settings, shape: Shape | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 NONE = "none"
 DEFAULT = "default"
 _PAPER = "paper"
-_KEYS = ("description", "extends", "needs_cuda", "flags", "gpus", "estimator")
+_KEYS = ("description", "extends", "needs_cuda", "flags", "fp32", "gpus", "estimator")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Preset:
     flags: dict[str, Any]  # those of the presets that it extends among them
     gpus: dict[str, Any]  # place the models on GPUs, on a machine with CUDA
     needs_cuda: bool
+    # In place of those of ``flags`` where a processor trains in float32
+    fp32: dict[str, Any] = field(default_factory=dict)
     # The preset that sets each flag: it or one it extends
     origin: Mapping[str, str] = field(default_factory=dict)
 
@@ -43,12 +45,14 @@ def names() -> list[str]:
 def load(name: str, estimator: str | None = None) -> Preset:
     """Return a preset by its name, "none", or the path of a ``.toml`` file, with an estimator's flags (None: its own).
 
-    A file has ``[flags]``, ``[estimator.NAME]`` for one estimator only, ``[gpus]``, and ``extends``, a preset's name.
+    A file has ``[flags]``, ``[estimator.NAME]`` for one estimator only, ``[fp32]``, ``[gpus]``, and ``extends``, a
+    preset's name. A flag that the file sets replaces the flag's value in float32 of a preset that it extends, too.
     """
     if name == NONE:
         return Preset("", {}, {}, False)
     table = _table(name)
     own = _flat(table.get("flags", {}))
+    fp32 = _flat(table.get("fp32", {}))
     gpus = _flat(table.get("gpus", {}))
     estimator = estimator or own.get("estimator")
     beneath = table.get("extends")
@@ -61,11 +65,13 @@ def load(name: str, estimator: str | None = None) -> Preset:
     origin = dict.fromkeys(parent.flags, name)
     origin.update(parent.origin)
     origin.update(dict.fromkeys([*own, *gpus], name))
+    inherited = {flag: value for flag, value in parent.fp32.items() if flag not in own}
     return Preset(
         description=str(table.get("description", "")),
         flags=parent.flags | own,
         gpus=parent.gpus | gpus,
         needs_cuda=table.get("needs_cuda", parent.needs_cuda),
+        fp32=inherited | fp32,
         origin=origin,
     )
 
