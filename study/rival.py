@@ -17,7 +17,7 @@ from study.rows import Study
 
 TITLE = "Draws by the memory and their rival"
 NAME = "rival"
-"""Of the protocol and of the folder of its rows."""
+"""The protocol and the folder of its rows have this name."""
 PARTS = {"rival": "At the rate 2e-5", "rival-half": "At half of this rate"}
 """Titles of the protocol's experiments, each of which is tested by itself."""
 ARMS = {

@@ -92,8 +92,8 @@ def test_a_machine_without_bfloat16_trains_in_float32_and_its_cores_are_shared(m
     assert threads("--train.async_enable", "--no-train.colocate_all") == 4  # both at the same time
 
 
-def rate(*argv):
-    settings = fit.fitted(arguments.parse([*argv]), SMOLLM2)
+def rate(*argv, shape=SMOLLM2):
+    settings = fit.fitted(arguments.parse([*argv]), shape)
     return settings.args.actor.adam.lr, settings.origin["actor.adam.lr"]
 
 
@@ -111,6 +111,8 @@ def test_a_preset_has_its_own_values_for_float32(machine, tmp_path):
     assert rate("--preset", str(own)) == (1e-5, f"preset {own}, in fp32")
     own.write_text('extends = "smollm2"\n[fp32]\nactor.adam.lr = 5e-6\n')
     assert rate("--preset", str(own)) == (5e-6, f"preset {own}, in fp32")
+    for shape in (TINY, None):
+        assert rate("--preset", str(own), shape=shape) == (5e-6, f"preset {own}, in fp32")
 
 
 def test_flags_and_the_environment_win(machine, monkeypatch):

@@ -106,16 +106,16 @@ class Shape:
 def fitted(settings: Settings, shape: Shape | None) -> Settings:
     """Return the settings with the flags that fit the model.
 
-    A small model without CUDA, and a model without a known shape, keep theirs.
+    A small model without CUDA, and a model without a known shape, keep theirs, but for the preset's for float32.
 
     Raises:
         UsageError: the memory of this machine cannot be enough.
     """
-    if shape is None:
-        return settings
-    if cpu.active():
-        return _fitted_to_cpu(settings, shape)
-    return _fitted_to_gpus(settings, shape)
+    if not cpu.active():
+        return settings if shape is None else _fitted_to_gpus(settings, shape)
+    if shape is None or not cpu_memory(settings, shape):
+        return _in_fp32(settings)
+    return _fitted_to_cpu(settings, shape)
 
 
 def describe(settings: Settings, shape: Shape | None) -> list[str]:
@@ -132,13 +132,10 @@ def with_free(settings: Settings, flag: str, value: Any) -> Settings:
 
 
 def _fitted_to_cpu(settings: Settings, shape: Shape) -> Settings:
-    if not cpu_memory(settings, shape):
-        return settings
     short = settings.args.data.max_len <= _SHORT
     settings = with_free(settings, "ds.attn_implementation", "eager" if short else "sdpa")
     settings = with_free(settings, "ds.param_dtype", "bf16" if cpu.has_bf16() else "fp32")
-    if settings.args.ds.param_dtype == "fp32":
-        settings = _in_fp32(settings)
+    settings = _in_fp32(settings)
     if rank_count(settings.args) == 1 and settings.args.actor.max_norm > 0:
         # The others copy each gradient, also on one rank. Without clipping, 0 gives no norm of the gradient.
         settings = with_free(settings, "ds.zero_stage", 0)
@@ -156,7 +153,9 @@ def _fitted_to_cpu(settings: Settings, shape: Shape) -> Settings:
 
 
 def _in_fp32(settings: Settings) -> Settings:
-    """Return the settings with the preset's values for float32, where nobody but a preset has given others."""
+    """Return the settings; in float32 with the preset's values for it, where nobody but a preset has given others."""
+    if settings.args.ds.param_dtype != "fp32":
+        return settings
     for flag, value in settings.preset_read.fp32.items():
         if settings.origin.get(flag, "preset").startswith("preset"):
             settings = settings.with_values({flag: value}, f"preset {settings.preset}, in fp32")
