@@ -14,6 +14,8 @@ from study.rows import COLUMNS, write
 SEEDS = range(21, 31)
 ENDS = {"even8": 0.20, "learns": 0.30, "own-counts": 0.20, "two-stage": 0.30}
 """Held-out values at the end, the mean over an arm's seeds; all runs begin with 0.10."""
+SECONDS = {"even8": 10.0, "learns": 9.0, "own-counts": 10.0, "two-stage": 15.0}
+"""Seconds of a run, times its seed."""
 
 
 def write_rows(folder, runs):
@@ -21,7 +23,9 @@ def write_rows(folder, runs):
     made = {"runs": [], "epochs": [], "forced": []}
     for arm, seed in runs:
         own = {"run": f"rival-{arm}-s{seed}", "experiment": "rival", "arm": arm, "seed": seed}
-        made["runs"].append(own | {"steps": 24, "accuracy": ENDS[arm] + 0.1})
+        made["runs"].append(
+            own | {"steps": 24, "accuracy": ENDS[arm] + 0.1, "seconds": SECONDS[arm] * seed}
+        )
         for epoch, equal in enumerate((0.9, 0.8, 0.7), 1):
             made["epochs"].append(own | {"epoch": epoch, "zero_variance": equal})
         end = ENDS[arm] + (0.02 if seed % 2 == 0 else -0.02)
@@ -46,6 +50,9 @@ def test_the_tables_of_known_rows_and_the_figure(tmp_path):
     assert learns["at the end %"] == "30.00 \u00b1 0.67"
     # A straight line from 10 % to its end: the mean is half-way, its error a half.
     assert learns["mean over the run %"] == "20.00 \u00b1 0.33"
+    # A third of the way from 10 to 30 %, its error a third.
+    assert learns["after a third of the rollouts %"] == "16.67 \u00b1 0.22"
+    assert learns["seconds / GRPO's, mean over seeds"] == "0.90"
     assert learns["whole range, at the end %"] == "3.00 \u00b1 0.07"
     assert learns["sampled at the end %"] == "40.00 \u00b1 0.00"
     assert learns["mixed groups %, by thirds"] == "10, 20, 30"
@@ -59,6 +66,11 @@ def test_the_tables_of_known_rows_and_the_figure(tmp_path):
         assert corrected == ["<0.0001", "1.0000", "<0.0001", "", ""]
     # The error of a difference is 2 sqrt(10 / 9) sqrt(2 / 10) = 0.9428; t(36 degrees) = 2.0281.
     assert dict(zip(end.header, end.rows[0], strict=True))["95 % interval"] == "+8.09 to +11.91"
+    # Nine of GRPO's runs, without one that ends 2 points below the mean 20: (200 - 18) / 9 = 20.22.
+    lowest = [
+        dict(zip(end.header, row, strict=True))["without GRPO's lowest run"] for row in end.rows
+    ]
+    assert lowest == ["+9.78", "-0.22", "+9.78", "", ""]
     assert (tmp_path / "rival.png").read_bytes().startswith(b"\x89PNG")
 
 
